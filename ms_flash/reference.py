@@ -1,0 +1,295 @@
+"""Attention forward and backward in float64 numpy, written to be read: the truth every backend is compared with.
+
+One head at a time, with the whole (Sq, Sk) score matrix in memory. The order of things, which the kernels follow, is
+
+    score = softcap * tanh(scale * q.k / softcap)        the cap first (if any)
+          + bias - slope * |i + shift - j|               then what is added
+    score = -inf  outside the window, where bias is -inf and where attn_mask is True (there `mask_fill`, if given)
+    p     = exp(score) / (sum_j exp(score) + exp(sink))  softmax; the sink joins the denominator only
+    out   = (keep * p / (1 - dropout_p)) @ v             dropout on the probabilities
+
+A position that is not allowed contributes nothing at all, so a NaN or Inf there never reaches a result.
+"""
+from __future__ import annotations
+
+import numpy as np
+
+_LOW32 = 0xFFFFFFFF
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Dropout
+# ---------------------------------------------------------------------------------------------------------------------
+def philox4x32(counter, key):
+    """Philox4x32-10: four uint32 words from a counter (4 arrays or ints that broadcast) and a key (2 ints)."""
+    c0, c1, c2, c3 = np.broadcast_arrays(*(np.asarray(c, np.uint64) for c in counter))
+    k0, k1 = (int(k) for k in key)
+    low, half = np.uint64(_LOW32), np.uint64(32)
+    for _ in range(10):
+        product0, product1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = ((product1 >> half) ^ c1 ^ np.uint64(k0), product1 & low,
+                          (product0 >> half) ^ c3 ^ np.uint64(k1), product0 & low)
+        k0, k1 = (k0 + 0x9E3779B9) & _LOW32, (k1 + 0xBB67AE85) & _LOW32
+    return tuple(c.astype(np.uint32) for c in (c0, c1, c2, c3))
+
+
+def philox_uniform(seed, offset, head, sq, sk):
+    """The uint32 number drawn for each (query i, key j) of one head (`head` = b * N + n), shape (sq, sk)."""
+    seed, offset = int(seed) & (2**64 - 1), int(offset) & (2**64 - 1)
+    key = (seed & _LOW32, ((seed >> 32) + (offset >> 32)) & _LOW32)
+    i, group = np.arange(sq)[:, None], np.arange((sk + 3) // 4)[None, :]
+    words = philox4x32((group, i, head & _LOW32, offset & _LOW32), key)
+    return np.stack(words, axis=-1).reshape(sq, 4 * group.size)[:, :sk]
+
+
+def keep_mask(dropout_p, seed, offset, batch, heads, sq, sk):
+    """Which probabilities survive dropout: bool (batch, heads, sq, sk)."""
+    threshold = int(dropout_p * 2.0**32)
+    keep = [philox_uniform(seed, offset, head, sq, sk) >= threshold for head in range(batch * heads)]
+    return np.array(keep, bool).reshape(batch, heads, sq, sk)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Views: dense (B, N, S, D) and packed (T, N, D) arrays both become one (N, S, D) view per sequence
+# ---------------------------------------------------------------------------------------------------------------------
+def _sequences(x, cu):
+    if cu is None:
+        return list(x)
+    return [x[start:stop].swapaxes(0, 1) for start, stop in zip(cu[:-1], cu[1:])]
+
+
+def _row_sequences(x, cu):
+    """The same for one number per row: (B, N, S), or (N, T)."""
+    return list(x) if cu is None else [x[:, start:stop] for start, stop in zip(cu[:-1], cu[1:])]
+
+
+def _as4d(x):
+    return x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+
+def _plane(x, b, n, sq, sk):
+    """The (sq, sk) part of a broadcastable mask, bias or drop mask that belongs to sequence b and head n."""
+    x = _as4d(x)
+    x = x[b if x.shape[0] > 1 else 0, n if x.shape[1] > 1 else 0]
+    return np.broadcast_to(x[:sq if x.shape[0] > 1 else 1, :sk if x.shape[1] > 1 else 1], (sq, sk))
+
+
+def _add_to_plane(x, b, n, value):
+    """The adjoint of `_plane`: sums `value` over what was broadcast and adds it in place."""
+    x = _as4d(x)
+    target = x[b if x.shape[0] > 1 else 0, n if x.shape[1] > 1 else 0]
+    axes = tuple(axis for axis in (0, 1) if target.shape[axis] == 1)
+    target += value.sum(axes, keepdims=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One head
+# ---------------------------------------------------------------------------------------------------------------------
+def band(sq, sk, left, right, align):
+    """Bool (sq, sk): the keys inside the window (left, right), inclusive, negative = unlimited."""
+    shift = sk - sq if align == "bottom_right" else 0
+    distance = np.arange(sk)[None, :] - (np.arange(sq)[:, None] + shift)
+    inside = np.ones((sq, sk), bool)
+    if left >= 0:
+        inside &= distance >= -left
+    if right >= 0:
+        inside &= distance <= right
+    return inside
+
+
+def _product(weights, x, allowed):
+    """weights @ x, in which only allowed (row, column) pairs take part, even when x holds NaN or Inf."""
+    finite = np.isfinite(x)
+    total = weights @ np.where(finite, x, 0.0)
+    for j in np.flatnonzero(~finite.all(-1)):
+        stray = np.where(finite[j], 0.0, x[j])
+        total += np.where(allowed[:, j, None] & ~finite[j], weights[:, j, None] * stray, 0.0)
+    return total
+
+
+def _softmax(call, b, n, q, k):
+    """Probabilities of one head and what the backward needs beside them."""
+    sq, sk = len(q), len(k)
+    score = (q @ k.T) * call["scale"]
+    slope = np.ones_like(score)                                  # d score / d (scale * q.k)
+    if call["softcap"] > 0:
+        capped = np.tanh(score / call["softcap"])
+        score, slope = call["softcap"] * capped, 1.0 - capped**2
+
+    allowed = band(sq, sk, call["left"], call["right"], call["align"])
+    live = np.ones_like(allowed)                                 # the score depends on q, k and bias
+    added = np.zeros_like(score)
+    if call["bias"] is not None:
+        added = added + _plane(call["bias"], b, n, sq, sk)
+    if call["alibi_slopes"] is not None:
+        shift = sk - sq if call["align"] == "bottom_right" else 0
+        distance = np.abs(np.arange(sq)[:, None] + shift - np.arange(sk)[None, :])
+        added = added - call["alibi_slopes"][b, n] * distance
+    score = score + added
+    forbidden = np.isneginf(added) | np.isneginf(score)
+    if call["attn_mask"] is not None:
+        masked = _plane(call["attn_mask"], b, n, sq, sk)
+        if call["mask_fill"] is None:
+            forbidden = forbidden | masked
+        else:
+            score = np.where(masked, call["mask_fill"], score)
+            forbidden, live = forbidden & ~masked, ~masked
+    allowed &= ~forbidden
+    score = np.where(allowed, score, -np.inf)
+
+    sink = -np.inf if call["sinks"] is None else call["sinks"][n]
+    row_max = np.maximum(score.max(-1, initial=-np.inf), sink)
+    shift_by = np.where(np.isneginf(row_max), 0.0, row_max)      # an empty row has no maximum to subtract
+    weight = np.where(allowed, np.exp(score - shift_by[:, None]), 0.0)
+    sink_weight = np.exp(sink - shift_by)
+    row_sum = weight.sum(-1) + sink_weight
+    divisor = np.where(row_sum == 0, 1.0, row_sum)
+
+    kept = 1.0                                                   # factor of each probability after dropout
+    if call["drop_mask"] is not None:
+        kept = _plane(call["drop_mask"], b, n, sq, sk) / (1.0 - call["dropout_p"])
+    elif call["dropout_p"] > 0:
+        drawn = philox_uniform(call["seed"], call["offset"], b * call["heads"] + n, sq, sk)
+        kept = (drawn >= int(call["dropout_p"] * 2.0**32)) / (1.0 - call["dropout_p"])
+    p = np.where(allowed, weight / divisor[:, None], 0.0)        # a NaN divisor must not reach what is not allowed
+    return dict(p=p, sink_p=sink_weight / divisor, kept=kept, slope=slope, allowed=allowed, live=live & allowed,
+                row_max=row_max, row_sum=row_sum)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# All heads of all sequences
+# ---------------------------------------------------------------------------------------------------------------------
+def _float64(x):
+    return None if x is None else np.asarray(x).astype(np.float64)
+
+
+def _prepare(q, k, v, attn_mask, bias, alibi_slopes, sinks, drop_mask, cu_q, cu_k, **options):
+    """The problem as one dict: float64 arrays of known shape, and the options."""
+    q, k, v, bias, alibi_slopes, sinks = (_float64(x) for x in (q, k, v, bias, alibi_slopes, sinks))
+    varlen = cu_q is not None
+    if varlen != (cu_k is not None):
+        raise ValueError("For 'reference.forward', 'cu_q' and 'cu_k' must be given together.")
+    if varlen:
+        if bias is not None:
+            raise ValueError("For 'reference.forward', 'bias' must be None when 'cu_q' is given.")
+        cu_q, cu_k = (np.asarray(cu).astype(np.int64) for cu in (cu_q, cu_k))
+    heads, kv_heads = q.shape[1], k.shape[1]
+    batch = len(cu_q) - 1 if varlen else q.shape[0]
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"For 'reference.forward', the query heads must be a multiple of the key heads, but got "
+                         f"{heads} and {kv_heads}.")
+    if q.shape[-1] == 0 or q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"For 'reference.forward', the 'head_dim' of 'key' must be equal to that of 'query' "
+                         f"{q.shape[-1]} and positive, but got {k.shape[-1]}.")
+    attn_mask = None if attn_mask is None else np.asarray(attn_mask).astype(bool)
+    drop_mask = None if drop_mask is None else np.asarray(drop_mask).astype(bool)
+    if not varlen:
+        for name, x in (("attn_mask", attn_mask), ("bias", bias), ("drop_mask", drop_mask)):
+            full = (batch, heads, q.shape[2], k.shape[2])
+            if x is not None and np.broadcast_shapes(x.shape, full) != full:
+                raise ValueError(f"For 'reference.forward', '{name}' of shape {x.shape} does not broadcast to {full}.")
+    if alibi_slopes is not None:
+        alibi_slopes = np.broadcast_to(alibi_slopes, (batch, heads))
+    if options["scale"] is None:
+        options["scale"] = q.shape[-1] ** -0.5
+    return dict(q=q, k=k, v=v, attn_mask=attn_mask, bias=bias, alibi_slopes=alibi_slopes, sinks=sinks,
+                drop_mask=drop_mask, cu_q=cu_q, cu_k=cu_k, heads=heads, group=heads // kv_heads, **options)
+
+
+def forward(q, k, v, *, attn_mask=None, bias=None, alibi_slopes=None, sinks=None, drop_mask=None, cu_q=None, cu_k=None,
+            scale=None, left=-1, right=-1, align="bottom_right", softcap=0.0, dropout_p=0.0, seed=0, offset=0,
+            mask_fill=None):
+    """Attention in float64.
+
+    Args:
+        q (ndarray): Queries (B, N, Sq, D), or (T, N, D) when `cu_q` is given. Any float dtype, bfloat16 included.
+        k (ndarray): Keys (B, Nk, Sk, D), or (Tk, Nk, D). N % Nk == 0; query head n uses key head n // (N / Nk).
+        v (ndarray): Values (B, Nk, Sk, Dv), or (Tk, Nk, Dv).
+        attn_mask (ndarray): True (nonzero) = masked out; broadcastable to (B, N, Sq, Sk). With `cu_q` the last two
+            axes are indexes inside a sequence. Default: ``None``.
+        bias (ndarray): Added to the scaled (and capped) scores; broadcastable; -inf is a mask. Default: ``None``.
+        alibi_slopes (ndarray): (N,) or (B, N). Default: ``None``.
+        sinks (ndarray): (N,), one more logit per head in the softmax denominator. Default: ``None``.
+        drop_mask (ndarray): 1 = keep; broadcastable; replaces the drawn mask. Default: ``None``.
+        cu_q (ndarray): Cumulative query lengths (batch + 1,). Default: ``None``.
+        cu_k (ndarray): Cumulative key lengths (batch + 1,). Default: ``None``.
+        scale (float): Factor of q.k; ``None`` is D ** -0.5. Default: ``None``.
+        left (int): Keys visible before the diagonal; negative = all. Default: ``-1``.
+        right (int): Keys visible after the diagonal; 0 = causal; negative = all. Default: ``-1``.
+        align (str): Diagonal through the "bottom_right" or the "top_left" corner. Default: ``"bottom_right"``.
+        softcap (float): 0 = none. Default: ``0.0``.
+        dropout_p (float): Share of probabilities dropped, in [0, 1). Default: ``0.0``.
+        seed (int): Key of the dropout mask. Default: ``0``.
+        offset (int): Position of the dropout mask in the stream of `seed`. Default: ``0``.
+        mask_fill (float): Score of positions where `attn_mask` is True, instead of -inf. Default: ``None``.
+
+    Returns:
+        tuple (out, lse, saved): out (B, N, Sq, Dv) or (T, N, Dv); lse, natural log, (B, N, Sq) or (N, T), -inf for a
+        row without keys; saved, a dict for `backward` that also holds row_max and row_sum, shaped like lse.
+    """
+    call = _prepare(q, k, v, attn_mask, bias, alibi_slopes, sinks, drop_mask, cu_q, cu_k, scale=scale, left=left,
+                    right=right, align=align, softcap=softcap, dropout_p=dropout_p, seed=seed, offset=offset,
+                    mask_fill=mask_fill)
+    q, k, v, cu_q, cu_k = (call[name] for name in ("q", "k", "v", "cu_q", "cu_k"))
+    out = np.zeros(q.shape[:-1] + v.shape[-1:])
+    rows = q.shape[:-1] if cu_q is None else (q.shape[1], q.shape[0])
+    row_max, row_sum = np.full(rows, -np.inf), np.zeros(rows)
+    sequences = zip(_sequences(q, cu_q), _sequences(k, cu_k), _sequences(v, cu_k), _sequences(out, cu_q),
+                    _row_sequences(row_max, cu_q), _row_sequences(row_sum, cu_q))
+    with np.errstate(all="ignore"):
+        for b, (qs, ks, vs, outs, maxs, sums) in enumerate(sequences):
+            for n in range(call["heads"]):
+                h = n // call["group"]
+                head = _softmax(call, b, n, qs[n], ks[h])
+                outs[n] = _product(head["p"] * head["kept"], vs[h], head["allowed"])
+                maxs[n], sums[n] = head["row_max"], head["row_sum"]
+        lse = np.where(row_sum == 0, -np.inf, row_max + np.log(row_sum))
+    return out, lse, dict(call, out=out, row_max=row_max, row_sum=row_sum)
+
+
+def backward(dout, dlse, saved):
+    """Gradients of sum(dout * out) + sum(dlse * lse), for the call that `forward` saved.
+
+    Args:
+        dout (ndarray): Shaped like out.
+        dlse (ndarray): Shaped like lse, or ``None`` for zero.
+        saved (dict): Third result of `forward`.
+
+    Returns:
+        dict of float64 arrays dq, dk, dv, dbias, dsinks, each shaped like its input; ``None`` where there is no input.
+    """
+    call, dout = saved, _float64(dout)
+    cu_q, cu_k = call["cu_q"], call["cu_k"]
+    dlse = np.zeros_like(call["row_sum"]) if dlse is None else _float64(dlse)
+    dq, dk, dv = (np.zeros_like(call[name]) for name in ("q", "k", "v"))
+    dbias = None if call["bias"] is None else np.zeros_like(call["bias"])
+    dsinks = None if call["sinks"] is None else np.zeros_like(call["sinks"])
+    sequences = zip(*(_sequences(x, cu) for x, cu in (
+        (call["q"], cu_q), (call["k"], cu_k), (call["v"], cu_k), (call["out"], cu_q), (dout, cu_q),
+        (dq, cu_q), (dk, cu_k), (dv, cu_k))), _row_sequences(dlse, cu_q))
+    with np.errstate(all="ignore"):
+        for b, (qs, ks, vs, outs, douts, dqs, dks, dvs, dlses) in enumerate(sequences):
+            for n in range(call["heads"]):
+                h = n // call["group"]
+                head = _softmax(call, b, n, qs[n], ks[h])
+                p, allowed, live = head["p"], head["allowed"], head["live"]
+                empty = ~allowed.any(-1)
+                dvs[h] += _product((p * head["kept"]).T, douts[n], allowed.T)
+                dp = np.where(allowed, _dropped(head["kept"], douts[n] @ vs[h].T), 0.0)
+                # how the row as a whole pulls on every score: through out, and through lse
+                row = dlses[n] - np.where(empty, 0.0, (douts[n] * outs[n]).sum(-1))
+                ds = np.where(live, p * (dp + row[:, None]), 0.0)
+                if dbias is not None:
+                    _add_to_plane(dbias, b, n, ds)
+                if dsinks is not None:
+                    dsinks[n] += np.where(head["sink_p"] > 0, head["sink_p"] * row, 0.0).sum()
+                ds = ds * head["slope"] * call["scale"]
+                ds = np.where(live, ds, 0.0)
+                dqs[n] = _product(ds, ks[h], live)
+                dks[h] += _product(ds.T, qs[n], live.T)
+    return dict(dq=dq, dk=dk, dv=dv, dbias=dbias, dsinks=dsinks)
+
+
+def _dropped(kept, x):
+    """kept * x, where a dropped element is 0 whatever x holds."""
+    return np.where(kept == 0, 0.0, kept * x)
