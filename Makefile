@@ -1,0 +1,67 @@
+# Every command of the project. `make demo` and `make test` need Python 3.11 and g++, nothing else by hand.
+PYTHON ?= python3.11
+CXX ?= g++
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/ms_flash.stamp
+# The build requirements have one home, pyproject.toml; here they go into .venv, so that a rebuild takes seconds.
+BUILD_REQUIRES = $$(sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d '",')
+NATIVE_SOURCES = $$(find op_impl fusion_passes onnx_export -name '*.cpp' -o -name '*.h')
+
+.PHONY: help venv build demo test test-all sanitize lint docs bench wheel clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo      set up .venv, build, train a small GPT with and without ms_flash'
+	@echo 'make test      set up .venv, build, run the quick test suite'
+	@echo 'make test-all  the same with the tests marked slow'
+	@echo 'make sanitize  fuzz the native library under AddressSanitizer and UBSan'
+	@echo 'make bench     ms_flash against MindSpore on this machine, CSV into build/bench'
+	@echo 'make lint | docs | build | wheel | venv | clean'
+
+venv: $(STAMP)
+
+$(STAMP): setup.py pyproject.toml
+	@echo '[1/3] Python environment in $(VENV)'
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo '[2/3] Build tools'
+	@$(PY) -m pip install --progress-bar on $(BUILD_REQUIRES)
+	@echo '[3/3] MindSpore (1 GB to download at first), the test and demo packages, and ms_flash itself: builds the native library'
+	@$(PY) -m pip install --progress-bar on --no-build-isolation -e '.[demo,test,lint]'
+	@touch $@
+
+build: $(STAMP)
+	@$(PY) setup.py -q build_ext --inplace
+
+demo: build
+	$(PY) samples/train_gpt.py $(ARGS)
+
+test: build
+	$(PY) -m pytest -q -m 'not slow' tests $(ARGS)
+
+test-all: build
+	$(PY) -m pytest -q tests $(ARGS)
+
+# Python itself is not instrumented, so the sanitizer's run time has to come first; libstdc++ beside it, or it finds no __cxa_throw.
+sanitize: $(STAMP)
+	$(VENV)/bin/cmake -S op_impl -B build/sanitize -DMSF_SANITIZE=ON -DCMAKE_CXX_COMPILER=$(CXX)
+	$(VENV)/bin/cmake --build build/sanitize --parallel $$(nproc)
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 MS_FLASH_CPU_LIB=$(CURDIR)/build/sanitize/libms_flash_cpu.so \
+	$(PY) -m pytest -q tests/fuzz $(ARGS)
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/clang-format --dry-run -Werror $(NATIVE_SOURCES)
+
+docs: $(STAMP)
+	$(PY) -m ms_flash docs
+
+bench: build
+	$(PY) -m ms_flash bench --suite cpu $(ARGS)
+
+wheel: $(STAMP)
+	$(PY) -m pip wheel --no-deps --no-build-isolation -w dist .
+
+clean:
+	rm -rf build dist ms_flash.egg-info ms_flash/lib .pytest_cache .ruff_cache
