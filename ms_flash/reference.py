@@ -9,6 +9,9 @@ One head at a time, with the whole (Sq, Sk) score matrix in memory. The order of
     out   = (keep * p / (1 - dropout_p)) @ v             dropout on the probabilities
 
 A position that is not allowed contributes nothing at all, so a NaN or Inf there never reaches a result.
+
+With `rounding` every intermediate is rounded to that dtype. That is the naive low-precision computation, whose error is
+what FlashAttention's rule compares a kernel's error with.
 """
 from __future__ import annotations
 
@@ -107,14 +110,18 @@ def _product(weights, x, allowed):
     return total
 
 
+def _rounder(dtype):
+    return (lambda x: x) if dtype is None else (lambda x: x.astype(dtype).astype(np.float64))
+
+
 def _softmax(call, b, n, q, k):
     """Probabilities of one head and what the backward needs beside them."""
-    sq, sk = len(q), len(k)
-    score = (q @ k.T) * call["scale"]
+    sq, sk, rnd = len(q), len(k), _rounder(call["rounding"])
+    score = rnd(rnd(q @ k.T) * call["scale"])
     slope = np.ones_like(score)                                  # d score / d (scale * q.k)
     if call["softcap"] > 0:
-        capped = np.tanh(score / call["softcap"])
-        score, slope = call["softcap"] * capped, 1.0 - capped**2
+        capped = rnd(np.tanh(rnd(score / call["softcap"])))
+        score, slope = rnd(call["softcap"] * capped), rnd(1.0 - capped**2)
 
     allowed = band(sq, sk, call["left"], call["right"], call["align"])
     live = np.ones_like(allowed)                                 # the score depends on q, k and bias
@@ -125,7 +132,7 @@ def _softmax(call, b, n, q, k):
         shift = sk - sq if call["align"] == "bottom_right" else 0
         distance = np.abs(np.arange(sq)[:, None] + shift - np.arange(sk)[None, :])
         added = added - call["alibi_slopes"][b, n] * distance
-    score = score + added
+    score = rnd(score + added)
     forbidden = np.isneginf(added) | np.isneginf(score)
     if call["attn_mask"] is not None:
         masked = _plane(call["attn_mask"], b, n, sq, sk)
@@ -140,7 +147,7 @@ def _softmax(call, b, n, q, k):
     sink = -np.inf if call["sinks"] is None else call["sinks"][n]
     row_max = np.maximum(score.max(-1, initial=-np.inf), sink)
     shift_by = np.where(np.isneginf(row_max), 0.0, row_max)      # an empty row has no maximum to subtract
-    weight = np.where(allowed, np.exp(score - shift_by[:, None]), 0.0)
+    weight = np.where(allowed, rnd(np.exp(score - shift_by[:, None])), 0.0)
     sink_weight = np.exp(sink - shift_by)
     row_sum = weight.sum(-1) + sink_weight
     divisor = np.where(row_sum == 0, 1.0, row_sum)
@@ -151,9 +158,9 @@ def _softmax(call, b, n, q, k):
     elif call["dropout_p"] > 0:
         drawn = philox_uniform(call["seed"], call["offset"], b * call["heads"] + n, sq, sk)
         kept = (drawn >= int(call["dropout_p"] * 2.0**32)) / (1.0 - call["dropout_p"])
-    p = np.where(allowed, weight / divisor[:, None], 0.0)        # a NaN divisor must not reach what is not allowed
-    return dict(p=p, sink_p=sink_weight / divisor, kept=kept, slope=slope, allowed=allowed, live=live & allowed,
-                row_max=row_max, row_sum=row_sum)
+    p = np.where(allowed, rnd(weight / divisor[:, None]), 0.0)   # a NaN divisor must not reach what is not allowed
+    return {"p": p, "sink_p": sink_weight / divisor, "kept": kept, "slope": slope, "allowed": allowed,
+            "live": live & allowed, "row_max": row_max, "row_sum": row_sum}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -198,7 +205,7 @@ def _prepare(q, k, v, attn_mask, bias, alibi_slopes, sinks, drop_mask, cu_q, cu_
 
 def forward(q, k, v, *, attn_mask=None, bias=None, alibi_slopes=None, sinks=None, drop_mask=None, cu_q=None, cu_k=None,
             scale=None, left=-1, right=-1, align="bottom_right", softcap=0.0, dropout_p=0.0, seed=0, offset=0,
-            mask_fill=None):
+            mask_fill=None, rounding=None):
     """Attention in float64.
 
     Args:
@@ -222,6 +229,7 @@ def forward(q, k, v, *, attn_mask=None, bias=None, alibi_slopes=None, sinks=None
         seed (int): Key of the dropout mask. Default: ``0``.
         offset (int): Position of the dropout mask in the stream of `seed`. Default: ``0``.
         mask_fill (float): Score of positions where `attn_mask` is True, instead of -inf. Default: ``None``.
+        rounding (dtype): Round every intermediate to this numpy dtype, here and in `backward`. Default: ``None``.
 
     Returns:
         tuple (out, lse, saved): out (B, N, Sq, Dv) or (T, N, Dv); lse, natural log, (B, N, Sq) or (N, T), -inf for a
@@ -229,7 +237,8 @@ def forward(q, k, v, *, attn_mask=None, bias=None, alibi_slopes=None, sinks=None
     """
     call = _prepare(q, k, v, attn_mask, bias, alibi_slopes, sinks, drop_mask, cu_q, cu_k, scale=scale, left=left,
                     right=right, align=align, softcap=softcap, dropout_p=dropout_p, seed=seed, offset=offset,
-                    mask_fill=mask_fill)
+                    mask_fill=mask_fill, rounding=rounding)
+    rnd = _rounder(rounding)
     q, k, v, cu_q, cu_k = (call[name] for name in ("q", "k", "v", "cu_q", "cu_k"))
     out = np.zeros(q.shape[:-1] + v.shape[-1:])
     rows = q.shape[:-1] if cu_q is None else (q.shape[1], q.shape[0])
@@ -241,7 +250,7 @@ def forward(q, k, v, *, attn_mask=None, bias=None, alibi_slopes=None, sinks=None
             for n in range(call["heads"]):
                 h = n // call["group"]
                 head = _softmax(call, b, n, qs[n], ks[h])
-                outs[n] = _product(head["p"] * head["kept"], vs[h], head["allowed"])
+                outs[n] = rnd(_product(rnd(head["p"] * head["kept"]), vs[h], head["allowed"]))
                 maxs[n], sums[n] = head["row_max"], head["row_sum"]
         lse = np.where(row_sum == 0, -np.inf, row_max + np.log(row_sum))
     return out, lse, dict(call, out=out, row_max=row_max, row_sum=row_sum)
@@ -258,7 +267,7 @@ def backward(dout, dlse, saved):
     Returns:
         dict of float64 arrays dq, dk, dv, dbias, dsinks, each shaped like its input; ``None`` where there is no input.
     """
-    call, dout = saved, _float64(dout)
+    call, dout, rnd = saved, _float64(dout), _rounder(saved["rounding"])
     cu_q, cu_k = call["cu_q"], call["cu_k"]
     dlse = np.zeros_like(call["row_sum"]) if dlse is None else _float64(dlse)
     dq, dk, dv = (np.zeros_like(call[name]) for name in ("q", "k", "v"))
@@ -274,20 +283,20 @@ def backward(dout, dlse, saved):
                 head = _softmax(call, b, n, qs[n], ks[h])
                 p, allowed, live = head["p"], head["allowed"], head["live"]
                 empty = ~allowed.any(-1)
-                dvs[h] += _product((p * head["kept"]).T, douts[n], allowed.T)
-                dp = np.where(allowed, _dropped(head["kept"], douts[n] @ vs[h].T), 0.0)
+                dvs[h] += rnd(_product(rnd(p * head["kept"]).T, douts[n], allowed.T))
+                dp = np.where(allowed, _dropped(head["kept"], rnd(douts[n] @ vs[h].T)), 0.0)
                 # how the row as a whole pulls on every score: through out, and through lse
-                row = dlses[n] - np.where(empty, 0.0, (douts[n] * outs[n]).sum(-1))
-                ds = np.where(live, p * (dp + row[:, None]), 0.0)
+                row = dlses[n] - np.where(empty, 0.0, rnd((douts[n] * outs[n]).sum(-1)))
+                ds = np.where(live, rnd(p * (dp + row[:, None])), 0.0)
                 if dbias is not None:
                     _add_to_plane(dbias, b, n, ds)
                 if dsinks is not None:
                     dsinks[n] += np.where(head["sink_p"] > 0, head["sink_p"] * row, 0.0).sum()
-                ds = ds * head["slope"] * call["scale"]
-                ds = np.where(live, ds, 0.0)
-                dqs[n] = _product(ds, ks[h], live)
-                dks[h] += _product(ds.T, qs[n], live.T)
-    return dict(dq=dq, dk=dk, dv=dv, dbias=dbias, dsinks=dsinks)
+                ds = np.where(live, rnd(ds * head["slope"]), 0.0)
+                dqs[n] = rnd(_product(ds, ks[h], live) * call["scale"])
+                dks[h] += rnd(_product(ds.T, qs[n], live.T) * call["scale"])
+    grads = {"dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsinks": dsinks}
+    return {name: None if grad is None else rnd(grad) for name, grad in grads.items()}
 
 
 def _dropped(kept, x):
