@@ -193,7 +193,7 @@ def _prepare(q, k, v, attn_mask, bias, alibi_slopes, sinks, drop_mask, cu_q, cu_
     if not varlen:
         for name, x in (("attn_mask", attn_mask), ("bias", bias), ("drop_mask", drop_mask)):
             full = (batch, heads, q.shape[2], k.shape[2])
-            if x is not None and np.broadcast_shapes(x.shape, full) != full:
+            if x is not None and (x.ndim > 4 or any(a not in (1, b) for a, b in zip(x.shape[::-1], full[::-1]))):
                 raise ValueError(f"For 'reference.forward', '{name}' of shape {x.shape} does not broadcast to {full}.")
     if alibi_slopes is not None:
         alibi_slopes = np.broadcast_to(alibi_slopes, (batch, heads))
