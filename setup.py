@@ -64,9 +64,17 @@ class CMakeBuild(build_ext):
         subprocess.run([cmake, "-S", ROOT / "op_impl", "-B", CMAKE_BUILD, *generator], check=True)
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count() or 1)
         subprocess.run([cmake, "--build", CMAKE_BUILD, "--parallel", jobs], check=True)
-        target = Path(self.get_ext_fullpath(ext.name))
+        self.place(Path(self.get_ext_fullpath(ext.name)))
+
+    def copy_extensions_to_source(self):
+        """The in-place step of an editable install."""
+        for ext in self.extensions:
+            self.place(ROOT / self.get_ext_filename(ext.name))
+
+    @staticmethod
+    def place(target):
+        """Replaces the file instead of rewriting it: a process that has the old library mapped goes on with it."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Replaced, not rewritten: a process that has the old library mapped goes on with it.
         partial = target.with_suffix(".partial")
         shutil.copyfile(CMAKE_BUILD / target.name, partial)
         os.replace(partial, target)
