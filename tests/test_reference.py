@@ -92,8 +92,8 @@ def test_gradients_match_finite_differences(name):
     _check_gradients(*_problem(name))
 
 
-@pytest.mark.parametrize("first, second", itertools.combinations(
-    ["softcap", "causal", "mask filled", "bias with -inf", "alibi", "sinks", "dropout"], 2))
+@pytest.mark.parametrize("first, second", list(itertools.combinations(
+    ["softcap", "causal", "mask filled", "bias with -inf", "alibi", "sinks", "dropout"], 2)))
 def test_gradients_of_pairs_of_features(first, second):
     rng = np.random.default_rng(4)
     _check_gradients({**_inputs(rng), **FEATURES[first](rng), **FEATURES[second](rng)}, rng)
@@ -274,8 +274,9 @@ def test_value_poison_stays_in_its_column():
     assert np.isnan(out[..., 1]).all() and np.isfinite(np.delete(out, 1, -1)).all() and np.isfinite(lse).all()
 
 
-@pytest.mark.parametrize("left, right, same_as", [(-1, -1, "full"), (15, 0, "causal"), (16, 0, "causal"), (-1, 0, "causal"),
-                                                  (16, 2**31 - 1, "full"), (2**31 - 1, 2**31 - 1, "full")])
+@pytest.mark.parametrize("left, right, same_as", [
+    (-1, -1, "full"), (15, 0, "causal"), (16, 0, "causal"), (-1, 0, "causal"), (16, 2**31 - 1, "full"),
+    (2**31 - 1, 2**31 - 1, "full")])
 def test_windows_that_are_something_simpler(left, right, same_as):
     call = _inputs(np.random.default_rng(0), sq=16, sk=16)
     expected = reference.forward(**call, right=0 if same_as == "causal" else -1)[0]
