@@ -1,0 +1,60 @@
+"""FlashAttention's rule: a kernel may err twice (gradients: thrice) as much as the naive low-precision computation.
+
+Both sides come from `ms_flash/reference.py`, loaded by its path so that no MindSpore is needed.
+"""
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+
+_FILE = Path(__file__).resolve().parents[1] / "ms_flash" / "reference.py"
+_SPEC = importlib.util.spec_from_file_location("ms_flash_reference", _FILE)
+reference = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(reference)
+
+
+def evaluate(call, dout, dlse=None, rounding=None):
+    """Output, LSE and all gradients of the reference call, in one dict; absent gradients are left out."""
+    out, lse, saved = reference.forward(**call, rounding=rounding)
+    grads = {} if dout is None else reference.backward(dout, dlse, saved)
+    return {"out": out, "lse": lse, **{name: grad for name, grad in grads.items() if grad is not None}}
+
+
+def broken(name, got, exact, naive):
+    """Why `got` is not good enough, or None. Where the exact result is not finite nothing is asked."""
+    got = np.asarray(got).astype(np.float64)
+    if got.shape != exact.shape:
+        return f"{name}: shape {got.shape}, expected {exact.shape}"
+    asked = np.isfinite(exact) | np.isneginf(exact)
+    if (np.isneginf(got) != np.isneginf(exact))[asked].any():
+        return f"{name}: -inf at other places than expected"
+    asked = np.isfinite(exact)
+    if not np.isfinite(got[asked]).all():
+        return f"{name}: not finite at {np.argwhere(asked & ~np.isfinite(got))[0].tolist()}"
+    if not asked.any():
+        return None
+    error = np.where(asked, np.abs(got - np.where(asked, exact, 0.0)), 0.0)
+    largest = np.abs(exact[asked]).max()
+    if name == "lse":
+        bound = 2e-5 * max(1.0, largest)
+    else:
+        low = np.abs(naive[asked] - exact[asked])
+        low = low[np.isfinite(low)]
+        bound = (2 if name == "out" else 3) * low.max(initial=0.0) + 1e-5 * max(1.0, largest)
+    if error.max() > bound:
+        at = np.unravel_index(error.argmax(), error.shape)
+        return (f"{name}: error {error.max():.3g} at {[int(i) for i in at]} (got {got[at]:.6g}, expected "
+                f"{exact[at]:.6g}), allowed {bound:.3g}")
+    return None
+
+
+def check(got, exact, naive):
+    """Raises AssertionError naming every result of `got` that breaks the rule; `got` may hold some of the results."""
+    reasons = [broken(name, got[name], exact[name], naive[name]) for name in got]
+    empty = np.isneginf(exact["lse"])
+    if "out" in got and np.asarray(got["out"], np.float64)[empty if exact["out"].ndim == 4 else empty.T].any():
+        reasons.append("out: rows without keys are not exactly zero")
+    reasons = [reason for reason in reasons if reason]
+    assert not reasons, "\n".join(reasons)
