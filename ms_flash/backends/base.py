@@ -1,0 +1,99 @@
+"""What a backend is, and the gradient that all of them share."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import threading
+
+from mindspore import ops
+
+from ..spec import AttentionSpec
+
+_building = threading.Lock()
+
+
+class Backend(abc.ABC):
+    """One place where attention runs. The three primitives take the inputs of ops.yaml in slot order.
+
+    Attributes:
+        name (str): What users pass as `backend`.
+        takes_none (bool): Whether an absent input may be ``None``; otherwise a placeholder Tensor stands for it.
+        dynamic_shape (bool): Whether a graph may be compiled before the shapes are known.
+    """
+
+    name: str
+    takes_none = True
+    dynamic_shape = True
+
+    @abc.abstractmethod
+    def available(self) -> tuple[bool, str]:
+        """Whether it can run here, and if not, why."""
+
+    @abc.abstractmethod
+    def key(self, spec: AttentionSpec):
+        """The part of `spec` that its primitives depend on: equal keys share them."""
+
+    @abc.abstractmethod
+    def primitive(self, op: str, spec: AttentionSpec, bprop):
+        """A new MindSpore primitive for `op` of ops.yaml, differentiated by `bprop`."""
+
+    def forward(self, spec: AttentionSpec):
+        """Primitive: inputs -> (out, lse, row_max, row_sum), with its gradient."""
+        return self._cached("MsFlashFwd", spec)
+
+    def backward(self, spec: AttentionSpec):
+        """Primitive: inputs, out, row_max, row_sum, dout, dlse -> (dq, dk, dv, dsinks)."""
+        return self._cached("MsFlashBwd", spec)
+
+    def bias_grad(self, spec: AttentionSpec):
+        """Primitive: the inputs of `backward` -> dbias."""
+        return self._cached("MsFlashBiasGrad", spec)
+
+    def _cached(self, op, spec):
+        # one Custom per set of attributes, made once even when several threads ask for it
+        found = self._primitives.get((op, self.key(spec)))
+        if found is not None:
+            return found
+        bprop = no_second_order if op != "MsFlashFwd" else make_bprop(
+            self.backward(spec), self.bias_grad(spec) if spec.has("bias") else None, spec.packed, spec.has("sinks"))
+        with _building:
+            return self._primitives.setdefault((op, self.key(spec)), self.primitive(op, spec, bprop))
+
+    @functools.cached_property
+    def _primitives(self):
+        return {}
+
+
+def no_gradient(x):
+    """Gradient of an input that is not differentiable."""
+    if x is None:
+        return None
+    return ops.zeros_like(x)
+
+
+def make_bprop(backward, bias_grad, packed, has_sinks):
+    """The gradient of the forward op. MindSpore needs a function with one named parameter per input."""
+
+    def bprop(query, key, value, attn_mask, bias, alibi_slopes, sinks, seed, drop_mask, cu_q, cu_k, out, dout):
+        dq, dk, dv, dsinks = backward(query, key, value, attn_mask, bias, alibi_slopes, sinks, seed, drop_mask, cu_q,
+                                      cu_k, out[0], out[2], out[3], dout[0], dout[1])
+        if packed:
+            dk, dv = no_gradient(key), no_gradient(value)
+        if bias_grad is None:
+            dbias = no_gradient(bias)
+        else:  # an op of its own, so that a graph drops it where nobody asks for the gradient of bias
+            dbias = bias_grad(query, key, value, attn_mask, bias, alibi_slopes, sinks, seed, drop_mask, cu_q, cu_k,
+                              out[0], out[2], out[3], dout[0], dout[1])
+        if not has_sinks:
+            dsinks = no_gradient(sinks)
+        return (dq, dk, dv, no_gradient(attn_mask), dbias, no_gradient(alibi_slopes), dsinks, no_gradient(seed),
+                no_gradient(drop_mask), no_gradient(cu_q), no_gradient(cu_k))
+
+    return bprop
+
+
+def no_second_order(query, key, value, attn_mask, bias, alibi_slopes, sinks, seed, drop_mask, cu_q, cu_k, out, row_max,
+                    row_sum, dout, dlse, grads, dgrads):
+    """Stands where the gradient of the gradient would be: an error instead of silent zeros."""
+    raise RuntimeError("For 'flash_attention', second order gradients are not supported.")

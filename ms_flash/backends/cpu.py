@@ -1,0 +1,119 @@
+"""The CPU backend: the native library, registered as AOT custom ops."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+from mindspore import ops
+
+from .. import op_table
+from .base import Backend
+
+
+def library_path() -> Path:
+    """The native library of this package; MS_FLASH_CPU_LIB names another one (an instrumented build, for instance)."""
+    other = os.environ.get("MS_FLASH_CPU_LIB")
+    return Path(other) if other else Path(__file__).resolve().parent.parent / "lib" / "libms_flash_cpu.so"
+
+
+@functools.lru_cache(None)
+def _loaded(path: Path):
+    # Held for the life of the process: MindSpore opens and closes the library, and unmapping it would end its threads.
+    library = ctypes.CDLL(str(path))
+    library.msflash_cpu_set_num_threads.argtypes = [ctypes.c_int]
+    library.msflash_cpu_set_num_threads.restype = None
+    library.msflash_cpu_get_num_threads.restype = ctypes.c_int
+    for name in ("msflash_cpu_last_error", "msflash_cpu_isa", "msflash_cpu_isa_list"):
+        getattr(library, name).restype = ctypes.c_char_p
+    return library
+
+
+def library() -> ctypes.CDLL:
+    """The native library, loaded.
+
+    Raises:
+        RuntimeError: If it is missing or cannot be loaded.
+    """
+    path = library_path()
+    if not path.exists():
+        raise RuntimeError(f"the native library {path} is missing; build it with 'pip install .' or 'make build'")
+    try:
+        return _loaded(path)
+    except (OSError, AttributeError) as error:
+        raise RuntimeError(f"the native library {path} cannot be loaded: {error}") from error
+
+
+def set_num_threads(num_threads: int) -> None:
+    """
+    Sets how many threads the CPU kernels use, from the next call on. Results do not depend on it.
+
+    Args:
+        num_threads (int): Number of threads, 1 or greater.
+
+    Raises:
+        TypeError: If `num_threads` is not an int.
+        ValueError: If `num_threads` is less than 1.
+        RuntimeError: If the native library is not there.
+
+    Supported Platforms:
+        ``CPU``
+
+    Examples:
+        >>> import ms_flash
+        >>> ms_flash.set_num_threads(2)
+        >>> ms_flash.get_num_threads()
+        2
+    """
+    if isinstance(num_threads, bool) or not isinstance(num_threads, int):
+        raise TypeError("For 'set_num_threads', the type of 'num_threads' must be int, "
+                        f"but got {type(num_threads).__name__}.")
+    if not 1 <= num_threads <= 4096:
+        raise ValueError(f"For 'set_num_threads', 'num_threads' must be in the range [1, 4096], but got {num_threads}.")
+    library().msflash_cpu_set_num_threads(num_threads)
+
+
+def get_num_threads() -> int:
+    """
+    Tells how many threads the CPU kernels use.
+
+    Returns:
+        int, the number of threads.
+
+    Raises:
+        RuntimeError: If the native library is not there.
+
+    Supported Platforms:
+        ``CPU``
+
+    Examples:
+        >>> import ms_flash
+        >>> ms_flash.set_num_threads(1)
+        >>> ms_flash.get_num_threads()
+        1
+    """
+    return library().msflash_cpu_get_num_threads()
+
+
+class CpuBackend(Backend):
+    """SIMD kernels on the host's cores."""
+
+    name = "cpu"
+
+    def available(self):
+        try:
+            library()
+        except RuntimeError as error:
+            return False, str(error)
+        return True, ""
+
+    def key(self, spec):
+        return spec.render()
+
+    def primitive(self, op, spec, bprop):
+        registration = op_table.registration(op, "CPU")
+        custom = ops.Custom(f"{library_path()}:{op}", None, None, "aot", bprop, registration)
+        custom.add_prim_attr("spec", spec.render())
+        return custom
