@@ -1,0 +1,224 @@
+// Forward: tiled attention with on-line softmax (Dao et al., "FlashAttention-2", 2023, algorithm 1), scores transposed:
+//   S^T[key][query] = K Q^T,  O^T[channel][query] += V^T P^T
+// so that maximum, sum and rescaling run down a register and K, V are read as they lie in memory.
+//
+// A task owns some query rows of one (batch, kv head), all heads of its group, and walks the keys in blocks. Where that
+// gives too few tasks (decoding), the keys are split as well and the parts merged in fixed order; how many parts depends on
+// the problem alone, so results are the same for any number of threads.
+#pragma once
+#include <algorithm>
+#include <vector>  // of types of this file only: see simd.h on names shared between builds
+
+#include "cpu/score.h"
+#include "cpu/threads.h"
+
+namespace {
+
+struct ForwardTask {
+  int64_t b, kv_head, row0, row1, key0, key1, part, parts, slot;
+  double cost;
+};
+
+template <class T>
+struct ForwardState {  // O^T, row maximum and row sum of a task's rows, tile after tile
+  T *o, *max, *sum;
+
+  static int64_t elements(int64_t rows, int64_t dv) {
+    return (round_up(rows, kLanes<T>) + kTileLanes<T>) * (dv + 2);
+  }
+  void place(T* at, int64_t rows, int64_t dv) {
+    const int64_t padded = round_up(rows, kLanes<T>) + kTileLanes<T>;
+    o = at;
+    max = o + padded * dv;
+    sum = max + padded;
+  }
+};
+
+template <class T>
+class Forward {
+ public:
+  explicit Forward(const Problem& p) : p_(p) {
+    // 96 rows: K and V of a block are read once per 96 queries; 192 where they are also widened (16-bit).
+    const bool widened = p.k.dtype != DType::f32;
+    block_m_ = p.block_m ? Band::clamp(round_up(p.block_m, kTileLanes<T>), kTileLanes<T>, kMaxRows) : widened ? 192 : 96;
+    block_n_ = p.block_n ? Band::clamp(round_up(p.block_n, 8), 8, 1024) : 128;
+  }
+
+  void run() {
+    plan();
+    msf::run_tasks(int64_t(tasks_.size()), [this](int64_t i) { task(tasks_[i]); });
+    if (slots_) msf::run_tasks(int64_t(tasks_.size()), [this](int64_t i) { merge(tasks_[i]); });
+  }
+
+ private:
+  void plan() {
+    int64_t blocks = 0;
+    for (int64_t b = 0; b < p_.batch; ++b) blocks += (p_.seq[b].q_len * p_.group() + block_m_ - 1) / block_m_ * p_.kv_heads;
+    constexpr int64_t kEnoughTasks = 32, kKeysPerPart = 512;
+    for (int64_t b = 0; b < p_.batch; ++b) {
+      const Band band = p_.band(b);
+      const int64_t rows = p_.seq[b].q_len * p_.group();
+      for (int64_t row0 = 0; row0 < rows; row0 += block_m_) {
+        const int64_t row1 = std::min(rows, row0 + block_m_);
+        const int64_t lo = band.begin(row0 / p_.group()), hi = band.end((row1 - 1) / p_.group());
+        const int64_t keys = std::max<int64_t>(hi - lo, 0);
+        int64_t parts = 1;
+        if (blocks < kEnoughTasks) parts = std::max<int64_t>(1, std::min(kEnoughTasks / blocks, keys / kKeysPerPart));
+        for (int64_t h = 0; h < p_.kv_heads; ++h) {
+          for (int64_t part = 0; part < parts; ++part)
+            tasks_.push_back({b, h, row0, row1, lo + keys * part / parts, lo + keys * (part + 1) / parts, part, parts,
+                              slots_ + part, double(keys) / parts * (row1 - row0)});
+          if (parts > 1) slots_ += parts;
+        }
+      }
+    }
+    // heavy ones first, so that the last to run are short
+    std::stable_sort(tasks_.begin(), tasks_.end(), [](auto& x, auto& y) { return x.cost > y.cost; });
+    slot_size_ = ForwardState<T>::elements(block_m_, p_.dv);
+    parts_.resize(slots_ * slot_size_);
+  }
+
+  void task(const ForwardTask& t) {
+    Rows rows;
+    rows.fill(t.kv_head * p_.group(), p_.group(), t.row0, t.row1);
+    const int64_t padded = round_up(rows.n, kLanes<T>) + kTileLanes<T>;
+    const int64_t dp = round_up(p_.d, kLanes<T>), dvp = round_up(p_.dv, kLanes<T>);
+    Arena arena{msf::thread_scratch(
+        (padded * p_.d + ForwardState<T>::elements(rows.n, p_.dv) + block_n_ * (dp + dvp + kTileLanes<T>)) * sizeof(T) +
+        ScorePieces<T>::bytes(p_, block_n_) + 16 * 64)};
+    T* q = arena.take<T>(padded * p_.d);
+    ForwardState<T> state;
+    state.place(arena.take<T>(ForwardState<T>::elements(rows.n, p_.dv)), rows.n, p_.dv);
+    if (t.parts > 1) state.place(parts_.data + t.slot * slot_size_, rows.n, p_.dv);
+    for (int f = 0; f < rows.n; f += kTileLanes<T>) {
+      const int lanes = int(round_up(std::min(rows.n - f, kTileLanes<T>), kLanes<T>));
+      pack_transposed<T>(p_, p_.q, t.b, rows, f, lanes, p_.d, query_scale(p_), q + f * p_.d);
+    }
+    // NaN or Inf in a value row that some query must not see would reach it as 0 * NaN. That shows in the output, so the
+    // rare case is found there, and costs nothing where values are finite.
+    if (!attend<Guard::none>(t, rows, q, state, arena)) attend<Guard::zero_in_b>(t, rows, q, state, arena);
+    if (t.parts == 1) finish(t, rows, state);
+  }
+
+  // false when the output holds a NaN or Inf
+  template <Guard GUARD>
+  bool attend(const ForwardTask& t, const Rows& rows, const T* q, ForwardState<T>& state, Arena arena) {
+    constexpr int W = kLanes<T>, L = kTileLanes<T>;
+    const Band band = p_.band(t.b);
+    const int64_t dp = round_up(p_.d, W), dvp = round_up(p_.dv, W);
+    T* k_buffer = arena.take<T>(block_n_ * dp);
+    T* v_buffer = arena.take<T>(block_n_ * dvp);
+    T* s = arena.take<T>(block_n_ * L);
+    ScorePieces<T> piece;
+    piece.place(p_, block_n_, false, &arena);
+    const int64_t padded = round_up(rows.n, W);
+    fill(state.o, padded * p_.dv, T(0));
+    fill(state.max, padded, T(-INFINITY));
+    fill(state.sum, padded, T(0));
+    for (int64_t j0 = t.key0; j0 < t.key1; j0 += block_n_) {
+      const int64_t j1 = std::min(t.key1, j0 + block_n_);
+      const Block<T> k = load_block(p_, p_.k, t.b, t.kv_head, j0, j1, p_.d, k_buffer);
+      const Block<T> v = load_block(p_, p_.v, t.b, t.kv_head, j0, j1, p_.dv, v_buffer);
+      for (int f = 0; f < rows.n; f += L) {
+        const Tile tile = make_tile<T>(band, t.b, rows, f, j0, j1);
+        if (tile.hi <= tile.lo || !score_tile(p_, band, tile, q + f * p_.d, k, s, tile.lanes, piece)) continue;
+        alignas(64) T alpha[L];
+        softmax(tile, s, state.max + f, state.sum + f, alpha);
+        if (piece.keep) {
+          dropout_tile(p_, tile, piece.keep);
+          for (int64_t i = tile.lo * tile.lanes; i < tile.hi * tile.lanes; i += W) put(s + i, load(s + i) * load(piece.keep + i));
+        }
+        product<T, LaneTile, Side::columns, Start::scale, GUARD>(p_.dv, tile.lanes / W, tile.hi - tile.lo,
+                                                                 v.data + tile.lo * v.ld, v.ld, s + tile.lo * tile.lanes,
+                                                                 tile.lanes, state.o + f * p_.dv, tile.lanes, alpha);
+      }
+    }
+    V<T> bad{};
+    for (int64_t i = 0; i < padded * p_.dv; i += W) {
+      V<T> x = load(state.o + i);
+      bad += x - x;
+    }
+    return sum_lanes<T>(bad) == T(0);
+  }
+
+  // Scores become probabilities relative to the running maximum; alpha rescales what was summed before.
+  static void softmax(const Tile& t, T* s, T* max, T* sum, T* alpha) {
+    constexpr int W = kLanes<T>;
+    for (int l = 0; l < t.lanes; l += W) {
+      V<T> before = load(max + l), m = before;
+      for (int64_t j = t.lo; j < t.hi; ++j) m = larger<T>(load(s + j * t.lanes + l), m);  // NaN leaves m
+      V<T> base = m == T(-INFINITY) ? V<T>{} : m;  // no key so far: every probability is exp2(-inf) = 0
+      V<T> a = exp2(before - base), total = load(sum + l) * a;
+      for (int64_t j = t.lo; j < t.hi; ++j) {
+        V<T> e = exp2(load(s + j * t.lanes + l) - base);
+        total += e;
+        put(s + j * t.lanes + l, e);
+      }
+      put(max + l, m);
+      put(sum + l, total);
+      put(alpha + l, a);
+    }
+  }
+
+  // Folds the parts of a split task into its first, in order.
+  void merge(const ForwardTask& t) {
+    if (t.parts == 1 || t.part != 0) return;
+    constexpr int W = kLanes<T>, L = kTileLanes<T>;
+    Rows rows;
+    rows.fill(t.kv_head * p_.group(), p_.group(), t.row0, t.row1);
+    ForwardState<T> into, from;
+    into.place(parts_.data + t.slot * slot_size_, rows.n, p_.dv);
+    for (int64_t part = 1; part < t.parts; ++part) {
+      from.place(parts_.data + (t.slot + part) * slot_size_, rows.n, p_.dv);
+      for (int f = 0; f < rows.n; f += L) {
+        const int lanes = int(round_up(std::min(rows.n - f, L), W));
+        for (int l = 0; l < lanes; l += W) {
+          V<T> m0 = load(into.max + f + l), m1 = load(from.max + f + l), m = larger<T>(m0, m1);
+          V<T> base = m == T(-INFINITY) ? V<T>{} : m, a0 = exp2(m0 - base), a1 = exp2(m1 - base);
+          put(into.max + f + l, m);
+          put(into.sum + f + l, load(into.sum + f + l) * a0 + load(from.sum + f + l) * a1);
+          for (int64_t c = 0; c < p_.dv; ++c) {
+            const int64_t at = f * p_.dv + c * lanes + l;
+            V<T> x0 = load(into.o + at) * a0, x1 = load(from.o + at) * a1;
+            put(into.o + at, x0 + x1);
+          }
+        }
+      }
+    }
+    finish(t, rows, into);
+  }
+
+  // Sinks, normalization, statistics and the store.
+  void finish(const ForwardTask& t, const Rows& rows, ForwardState<T>& state) {
+    for (int f = 0; f < rows.n; f += kTileLanes<T>) {
+      alignas(64) T inverse[kTileLanes<T>] = {};
+      const int n = std::min(rows.n - f, kTileLanes<T>), lanes = int(round_up(n, kLanes<T>));
+      for (int l = 0; l < n; ++l) {
+        const int64_t head = rows.head[f + l], at = p_.stat(t.b, head, rows.query[f + l]);
+        double m = double(state.max[f + l]), sum = double(state.sum[f + l]), rescale = 1;
+        if (p_.sinks) {
+          const double sink = read_sink(p_, head) * kLog2e, top = sink > m ? sink : m;
+          if (top > -INFINITY) {
+            rescale = __builtin_exp2(m - top);
+            sum = sum * rescale + __builtin_exp2(sink - top);
+            m = top;
+          }
+        }
+        const double stored = double(float(m));  // the backward divides by a sum relative to this
+        if (stored != m && m - m == 0) sum *= __builtin_exp2(m - stored), rescale *= __builtin_exp2(m - stored);
+        inverse[l] = sum == 0 ? T(0) : T(rescale / sum);
+        p_.row_max[at] = float(m);
+        p_.row_sum[at] = float(sum);
+        p_.lse[at] = float((stored + __builtin_log2(sum)) * kLn2);
+      }
+      store_transposed<T>(p_, p_.out, t.b, rows, f, lanes, p_.dv, state.o + f * p_.dv, inverse);
+    }
+  }
+
+  const Problem& p_;
+  int64_t block_m_, block_n_, slots_ = 0, slot_size_ = 0;
+  std::vector<ForwardTask> tasks_;
+  Buffer<T> parts_;
+};
+
+}  // namespace

@@ -1,0 +1,21 @@
+// The kernels as the rest of the library sees them: one table per instruction set.
+#pragma once
+#include "common/problem.h"
+
+namespace msf {
+
+struct Kernels {
+  const char* isa;
+  int vector_bytes;
+  void (*forward)(const Problem&);
+  void (*backward)(const Problem&);
+  void (*bias_grad)(const Problem&);
+};
+
+// The table in use: the best one, or the one MS_FLASH_ISA names.
+const Kernels* selected_kernels();
+
+// The tables compiled into this library that this machine can run, the best one first; ended by a null pointer.
+const Kernels* const* usable_kernels();
+
+}  // namespace msf
