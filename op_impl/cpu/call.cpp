@@ -265,6 +265,7 @@ void run(Op op, const Spec& spec, const std::vector<Array>& params) {
     sequences.assign(p.batch, {0, 0, q.length, k.length});
   }
   p.seq = sequences.data();
+  if (!p.varlen) p.max_q = q.length, p.max_k = k.length;
   for (const Sequence& s : sequences) p.max_q = std::max(p.max_q, s.q_len), p.max_k = std::max(p.max_k, s.k_len);
   p.stat_b = p.varlen ? 0 : p.heads * q.length;
   p.stat_h = q.length;

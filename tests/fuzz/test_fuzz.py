@@ -163,7 +163,7 @@ def run(spec, call, dout, dlse):
     if packed:
         tensors = {"query": np.concatenate([call["q"], call["k"], call["v"]], axis=1)}
     inputs = {slot: native.to_layout(x, layout) for slot, x in tensors.items()}
-    inputs.update({slot: call[slot] for slot in native.SLOTS if slot in call})
+    inputs.update({slot: call[slot] for slot in native.SLOTS if slot != "seed" and slot in call})
     options = {name: spec[name] for name in (
         "layout", "packed", "scale", "left", "right", "align", "softcap", "dropout", "fill", "precision", "block_m",
         "block_n")}
