@@ -291,7 +291,7 @@ def backward(dout, dlse, saved):
                 if dbias is not None:
                     _add_to_plane(dbias, b, n, ds)
                 if dsinks is not None:
-                    dsinks[n] += np.where(head["sink_p"] > 0, head["sink_p"] * row, 0.0).sum()
+                    dsinks[n] += np.where(head["sink_p"] == 0, 0.0, head["sink_p"] * row).sum()
                 ds = np.where(live, rnd(ds * head["slope"]), 0.0)
                 dqs[n] = rnd(_product(ds, ks[h], live) * call["scale"])
                 dks[h] += rnd(_product(ds.T, qs[n], live.T) * call["scale"])

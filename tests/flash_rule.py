@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 
 _FILE = Path(__file__).resolve().parents[1] / "ms_flash" / "reference.py"
@@ -22,7 +23,22 @@ def evaluate(call, dout, dlse=None, rounding=None):
     return {"out": out, "lse": lse, **{name: grad for name, grad in grads.items() if grad is not None}}
 
 
-def broken(name, got, exact, naive):
+def unavoidable(call, dout):
+    """Error of dbias and dsinks that comes from the output alone, which a kernel gets back rounded to its dtype.
+
+    Both are sums over rows, down to a single number, where the naive computation may be right by luck.
+    """
+    out, _, saved = reference.forward(**call)
+    per_row = np.abs(np.nan_to_num(out * np.asarray(dout, np.float64))).sum(-1) * _half_ulp(call["q"].dtype)
+    grads = reference.backward(np.zeros_like(out), per_row if out.ndim == 4 else per_row.T, saved)
+    return {name: np.nanmax(grads[name], initial=0.0) for name in ("dbias", "dsinks") if grads[name] is not None}
+
+
+def _half_ulp(dtype):
+    return float(ml_dtypes.finfo(dtype).eps) / 2
+
+
+def broken(name, got, exact, naive, margin=0.0):
     """Why `got` is not good enough, or None. Where the exact result is not finite nothing is asked."""
     dtype = np.asarray(got).dtype
     got = np.asarray(got).astype(np.float64)
@@ -43,7 +59,7 @@ def broken(name, got, exact, naive):
     else:
         low = np.abs(naive[asked] - exact[asked])
         low = low[np.isfinite(low)]
-        bound = (2 if name == "out" else 3) * low.max(initial=0.0) + 1e-5 * max(1.0, largest)
+        bound = (2 if name == "out" else 3) * low.max(initial=0.0) + 1e-5 * max(1.0, largest) + margin
         # the correctly rounded result is never wrong, however lucky the naive computation is
         bound += np.abs(exact[asked].astype(dtype).astype(np.float64) - exact[asked]).max()
     if error.max() > bound:
@@ -53,9 +69,9 @@ def broken(name, got, exact, naive):
     return None
 
 
-def check(got, exact, naive):
+def check(got, exact, naive, margins=None):
     """Raises AssertionError naming every result of `got` that breaks the rule; `got` may hold some of the results."""
-    reasons = [broken(name, got[name], exact[name], naive[name]) for name in got]
+    reasons = [broken(name, got[name], exact[name], naive[name], (margins or {}).get(name, 0.0)) for name in got]
     empty = np.isneginf(exact["lse"])
     if "out" in got and np.asarray(got["out"], np.float64)[empty if exact["out"].ndim == 4 else empty.T].any():
         reasons.append("out: rows without keys are not exactly zero")
