@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from mindspore import Tensor, ops
+import numpy as np
+from mindspore import Tensor, get_seed, ops
 from mindspore.common import dtype as mstype
 from mindspore.common.generator import default_generator
+from mindspore.common.seed import _KERNEL_SEED
 from mindspore.ops import PrimitiveWithInfer
 
 from . import backends
@@ -21,7 +23,7 @@ _GENERATOR_STEP = Tensor(1, mstype.int64)
 class _Resolve(PrimitiveWithInfer):
     """Turns a request into the op that serves it: in PyNative when called, in a graph while that is compiled.
 
-    Its result is a tuple (op, seed_source, takes_none, shapes): `op` is the primitive to call; `shapes` is ``None``,
+    Its result is a tuple (op, seed_source, seed_shift, takes_none, shapes): `op` is the primitive to call; `shapes` is ``None``,
     or those of (out, lse) when there is nothing to compute.
     """
 
@@ -50,9 +52,8 @@ def _resolve_spec(func, backend, inputs, window_size, options, in_graph):
         raise value_error(func, f"the backend '{chosen.name}' needs shapes that are known when a graph is compiled, "
                                 f"but got query {spec.inputs[0]}. Hint: use another backend, or PyNative mode.")
     shapes = (spec.out_shape, spec.lse_shape) if spec.empty and -1 not in spec.out_shape + spec.lse_shape else None
-    if spec.seed_source == "generator":
-        _follow_set_seed()
-    return chosen.forward(spec), spec.seed_source, chosen.takes_none, shapes
+    shift = _seed_shift(in_graph) if spec.seed_source == "generator" else None
+    return chosen.forward(spec), spec.seed_source, shift, chosen.takes_none, shapes
 
 
 def _input(func, name, x):
@@ -94,10 +95,26 @@ def _graph_option(name, item):
     return value
 
 
-def _follow_set_seed():
-    pass
+def _seed_shift(in_graph):
+    """(seed, offset) to add to what MindSpore's default generator draws, so that mindspore.set_seed counts.
+
+    set_seed leaves that generator alone: after it, the stream becomes (seed, 0), (seed, 1), ... by subtraction of where
+    the generator stands. Reseeding it instead would break recomputation, which puts its state back. A graph reads the
+    generator's parameters; PyNative keeps the state inside the operator.
+    """
+    mark = ("MsFlashDropout", int(in_graph))     # set_seed puts the second number back as the value
+    seed = get_seed()
+    if seed is not None and _KERNEL_SEED.get(mark, mark[1]) == mark[1]:
+        _KERNEL_SEED[mark] = -1
+        if in_graph:
+            start = default_generator._seed.asnumpy(), default_generator._offset.asnumpy()
+        else:
+            start = default_generator.get_state().asnumpy().view(np.int64)
+        _shifts[in_graph] = seed - int(start[0]), -int(start[1])
+    return _shifts[in_graph]
 
 
+_shifts = {True: (0, 0), False: (0, 0)}
 _resolve = _Resolve()
 
 
@@ -108,10 +125,10 @@ def _or_placeholder(x):
     return x
 
 
-def _drawn_seed():
-    """The next (seed, offset) of MindSpore's generator."""
-    seed, offset = default_generator._step(_GENERATOR_STEP)  # pylint: disable=protected-access
-    return ops.concat((seed.reshape((1,)), offset.reshape((1,))))
+def _drawn_seed(shift):
+    """The next (seed, offset) of MindSpore's default generator, shifted."""
+    seed, offset = default_generator._step(_GENERATOR_STEP)
+    return ops.concat(((seed + shift[0]).reshape((1,)), (offset + shift[1]).reshape((1,))))
 
 
 def _empty_result(query, sinks, cu_q, shapes):
@@ -119,7 +136,7 @@ def _empty_result(query, sinks, cu_q, shapes):
     out = ops.zeros(shapes[0], query.dtype)
     if sinks is None:
         return out, ops.full(shapes[1], float("-inf"), dtype=mstype.float32)
-    lse = ops.broadcast_to(sinks.astype(mstype.float32).reshape((-1, 1)), shapes[1])
+    lse = ops.zeros(shapes[1], mstype.float32) + sinks.astype(mstype.float32).reshape((-1, 1))
     if cu_q is not None:    # rows after the last sequence belong to none
         rows = ops.arange(shapes[1][-1])
         lse = ops.where(rows < cu_q[-1], lse, ops.full_like(lse, float("-inf")))
@@ -134,7 +151,7 @@ def attention(func, query, key, value, attn_mask, bias, alibi_slopes, sinks, see
     Beyond the public arguments: `drop_mask`, uint8, 1 = kept, replaces the drawn dropout mask; `mask_fill` is the
     finite score of positions that `attn_mask` masks out (``None``: -inf).
     """
-    op, seed_source, takes_none, shapes = _resolve(
+    op, seed_source, seed_shift, takes_none, shapes = _resolve(
         func, backend, query, key, value, attn_mask, bias, alibi_slopes, sinks, seed, drop_mask, cu_q, cu_k,
         window_size, dropout_p, softmax_scale, causal, softcap, layout, causal_align, training, deterministic,
         precision_mode, block_m, block_n, num_heads, num_kv_heads, mask_fill)
@@ -143,7 +160,7 @@ def attention(func, query, key, value, attn_mask, bias, alibi_slopes, sinks, see
     if isinstance(attn_mask, (tuple, list)):
         attn_mask = None
     if seed_source == "generator":
-        seed = _drawn_seed()
+        seed = _drawn_seed(seed_shift)
     elif seed_source != "tensor":
         seed = None
     if not training:

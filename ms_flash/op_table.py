@@ -51,6 +51,8 @@ def registration(op: str, target: str) -> dict:
     info = CustomRegOp(op)
     for index, name in enumerate(inputs):
         info.input(index, name, "optional")
+    # "dynamic" makes a tuple of a single output, and with it one form of shape inference in C++ for all ops
+    kind = "required" if len(outputs) > 1 else "dynamic"
     for index, name in enumerate(outputs):
-        info.output(index, name, "required")
+        info.output(index, name, kind)
     return info.dtype_format(*[DataType.None_None] * (len(inputs) + len(outputs))).target(target).get_op_info()

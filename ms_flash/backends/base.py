@@ -85,6 +85,8 @@ def make_bprop(backward, bias_grad, packed, has_sinks):
         else:  # an op of its own, so that a graph drops it where nobody asks for the gradient of bias
             dbias = bias_grad(query, key, value, attn_mask, bias, alibi_slopes, sinks, seed, drop_mask, cu_q, cu_k,
                               out[0], out[2], out[3], dout[0], dout[1])
+            if isinstance(dbias, tuple):
+                dbias = dbias[0]
         if not has_sinks:
             dsinks = no_gradient(sinks)
         return (dq, dk, dv, no_gradient(attn_mask), dbias, no_gradient(alibi_slopes), dsinks, no_gradient(seed),
