@@ -1,0 +1,7 @@
+"""``python -m ms_flash``."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,34 @@
+"""The command line: ``python -m ms_flash COMMAND`` or ``ms-flash COMMAND``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from typing import Sequence
+
+from .version import __version__
+
+# name: (module with add_arguments(parser) and run(args) -> exit code, help). A module is imported when its command is
+# asked for, so that one that needs MindSpore does not stand in the way of `doctor`.
+COMMANDS = {
+    "doctor": (".doctor", "what is installed, which backends run here, and whether they compute correctly"),
+    "bench": (".bench", "time and memory against other implementations, as CSV"),
+    "docs": (".docs", "rewrite (or --check) the generated tables of README and docs/ in a checkout"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(prog="ms-flash", description="Exact attention for MindSpore.")
+    parser.add_argument("--version", action="version", version=f"ms_flash {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if name in argv[:1]:
+            chosen = importlib.import_module(module, __package__)
+            chosen.add_arguments(command)
+            command.set_defaults(run=chosen.run)
+    args = parser.parse_args(argv)
+    return args.run(args)
