@@ -55,9 +55,11 @@ struct QueryBlock {
         unpack(p.dout, b, rows.head[r], row, p.dv, dout + r * dvp);
       }
       if (p.row_sum[at] == 0) continue;  // no key: probabilities are exp2(-inf - 0) * 0
-      max[r] = T(p.row_max[at]);
+      max[r] = p.row_max[at] == -INFINITY ? T(0) : T(p.row_max[at]);  // -inf beside a sum: every score was NaN
       inverse[r] = T(1) / T(p.row_sum[at]);
       shift[r] = (p.dlse ? T(p.dlse[at]) : T(0)) - delta(p, b, rows.head[r], row);
+      const T sum = max[r] + inverse[r] + shift[r];
+      finite &= sum - sum == T(0);
     }
   }
 
@@ -75,17 +77,20 @@ struct QueryBlock {
     with_storage(p.out.dtype, [&](auto* storage) {
       using S = std::remove_pointer_t<decltype(storage)>;
       const S *o = reinterpret_cast<const S*>(p.out.row(b, h, row)), *g = reinterpret_cast<const S*>(p.dout.row(b, h, row));
+      // the output of a row without keys is 0, and then so is delta, whatever lies in dout
+      auto add = [&](V<T> x, V<T> y) { sum += x != T(0) ? x * y : V<T>{}; };
       int64_t c = 0;
-      for (; c + W <= p.dv; c += W) sum += load_as<T>(o + c) * load_as<T>(g + c);
-      if (c < p.dv) sum += load_part<T>(o + c, int(p.dv - c)) * load_part<T>(g + c, int(p.dv - c));
+      for (; c + W <= p.dv; c += W) add(load_as<T>(o + c), load_as<T>(g + c));
+      if (c < p.dv) add(load_part<T>(o + c, int(p.dv - c)), load_part<T>(g + c, int(p.dv - c)));
     });
     return sum_lanes<T>(sum);
   }
 };
 
 // Probabilities (with dropout) and score gradients of a tile, from its scores in `prob` and dP in `grad`, both rewritten.
-// `slope` multiplies the gradient: d(score)/d(q.k scale), or d(score)/d(bias).
-template <class T>
+// `slope` multiplies the gradient: d(score)/d(q.k scale), or d(score)/d(bias). GUARDED: a row may hold NaN, which must not reach
+// the keys it does not see.
+template <class T, bool GUARDED>
 void probabilities_and_gradients(const Problem& p, const Tile& t, const QueryBlock<T>& q, T* prob, T* grad, int64_t ld, T* keep,
                                  const T* slope) {
   constexpr int W = kLanes<T>;
@@ -93,7 +98,9 @@ void probabilities_and_gradients(const Problem& p, const Tile& t, const QueryBlo
   for (int l = 0; l < t.lanes; l += W) {
     const V<T> max = load(q.max + t.first + l), inverse = load(q.inverse + t.first + l), shift = load(q.shift + t.first + l);
     each_key(t, [&](int64_t j) {
-      V<T> e = exp2(load(prob + j * ld + l) - max) * inverse, g = load(grad + j * ld + l);
+      const V<T> x = load(prob + j * ld + l);
+      V<T> e = exp2(x - max) * inverse, g = load(grad + j * ld + l);
+      if (GUARDED) e = x == T(-INFINITY) ? V<T>{} : e;
       if (keep) {
         V<T> z = load(keep + j * t.lanes + l);
         g *= z;
@@ -102,7 +109,10 @@ void probabilities_and_gradients(const Problem& p, const Tile& t, const QueryBlo
         put(prob + j * ld + l, e);
       }
       V<T> ds = e * (g + shift);
-      if (slope) ds *= load(slope + j * t.lanes + l);
+      if (slope) {
+        V<T> d = load(slope + j * t.lanes + l);  // 0 under a fill, where ds may be NaN
+        ds = d != T(0) ? ds * d : V<T>{};
+      }
       put(grad + j * ld + l, e == T(0) ? V<T>{} : ds);  // a masked key's dP may be NaN
     });
   }
@@ -229,7 +239,7 @@ class Backward {
         any |= tile.hi > tile.lo;
         product<T, LaneTile, Side::rows, Start::zero, Guard::none>(tile.hi - tile.lo, tile.lanes / W, p_.dv, v.data + tile.lo * v.ld,
                                                                     v.ld, q.do_t + f * p_.dv, tile.lanes, grad + tile.lo * w.ld, w.ld);
-        probabilities_and_gradients<T>(p_, tile, q, prob, grad, w.ld, w.piece.keep, w.piece.slope);
+        probabilities_and_gradients<T, IN_A != Guard::none>(p_, tile, q, prob, grad, w.ld, w.piece.keep, w.piece.slope);
         product<T, LaneTile, Side::columns, Start::keep, IN_B>(p_.d, tile.lanes / W, tile.hi - tile.lo, k.data + tile.lo * k.ld,
                                                                k.ld, grad + tile.lo * w.ld, w.ld, dq + i * dq_block() + f * p_.d,
                                                                tile.lanes);

@@ -64,7 +64,7 @@ class BiasGrad {
               product<T, LaneTile, Side::rows, Start::zero, Guard::none>(
                   tile.hi - tile.lo, tile.lanes / W, p_.dv, v.data + tile.lo * v.ld, v.ld, query->do_t + f * p_.dv, tile.lanes,
                   grad + tile.lo * tile.lanes, tile.lanes);
-              probabilities_and_gradients<T>(p_, tile, *query, prob, grad, tile.lanes, piece.keep, piece.bias_slope);
+              probabilities_and_gradients<T, true>(p_, tile, *query, prob, grad, tile.lanes, piece.keep, piece.bias_slope);
               add(tile, grad, sums, ld);
             }
           }
