@@ -189,7 +189,7 @@ def _parse(func, inputs, mask_window, window, seed, dropout_p, softmax_scale, ca
     if inputs[6] is not None:
         check.shape("sinks", inputs[6], (shape.num_heads,), "(num_heads,)")
 
-    if not training or drop_mask is None and dropout == 0:
+    if not training or (drop_mask is None and dropout == 0):
         dropout, seed_arg, drop_mask, source = 0.0, None, None, "spec"
     elif drop_mask is not None:
         seed_arg, source = None, "spec"
@@ -284,7 +284,8 @@ def _window(func, name, window):
     """(left, right) as ints."""
     if not isinstance(window, (tuple, list)):
         hint = "" if name == "window_size" else " (or a Tensor)"
-        raise type_error(func, f"the type of '{name}' must be a tuple (left, right){hint}, but got {type_name(window)}.")
+        raise type_error(func, f"the type of '{name}' must be a tuple (left, right){hint}, "
+                               f"but got {type_name(window)}.")
     if len(window) != 2:
         raise value_error(func, f"'{name}' must hold two numbers (left, right), but got {len(window)}: {window}.")
     for x in window:

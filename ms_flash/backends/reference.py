@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-import ml_dtypes
 import mindspore
+import ml_dtypes
 import numpy as np
 from mindspore import ops
 
@@ -103,7 +103,7 @@ def _laid_out(spec, x):
 
 def _run(spec, given):
     q, k, v = _split(spec, given)
-    seed, offset = given["seed"] if "seed" in given else (spec.seed, 0)
+    seed, offset = given.get("seed", (spec.seed, 0))
     return reference.forward(
         q, k, v, attn_mask=given.get("attn_mask"), bias=given.get("bias"), alibi_slopes=given.get("alibi_slopes"),
         sinks=given.get("sinks"), drop_mask=given.get("drop_mask"), cu_q=given.get("cu_seqlens_q"),
