@@ -5,8 +5,7 @@ from __future__ import annotations
 from mindspore import Tensor
 from mindspore.ops import PrimitiveWithInfer
 
-from .functional import _DTYPE_NAMES, _graph_option
-from .spec import Arg
+from .spec import Arg, Unknown
 
 
 class CompileTime(PrimitiveWithInfer):
@@ -35,12 +34,19 @@ class CompileTime(PrimitiveWithInfer):
 
 
 def _described(x):
-    return Arg(x.shape, _DTYPE_NAMES.get(x.dtype) or str(x.dtype).lower())
+    return Arg(x.shape, _dtype_name(x.dtype))
 
 
 def _known(item):
-    dtype = item["dtype"]
+    dtype, value = item["dtype"], item["value"]
     if hasattr(dtype, "element_type"):
         shape = tuple(item["shape"])
-        return Arg(None if -2 in shape else shape, _DTYPE_NAMES.get(dtype.element_type()) or str(dtype.element_type()))
-    return _graph_option("", item)
+        return Arg(None if -2 in shape else shape, _dtype_name(dtype.element_type()))
+    if dtype is not None and value is None:
+        return Unknown(f"a variable of the graph ({dtype})")
+    return value
+
+
+def _dtype_name(dtype):
+    """MindSpore writes Float32, Bool, BFloat16."""
+    return str(dtype).lower()
