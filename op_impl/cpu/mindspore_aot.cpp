@@ -6,10 +6,8 @@
 
 #include "cpu/api.h"
 
-namespace {
-
 // Layout of mindspore::AotExtra (include/mindspore/ccsrc/utils/custom_aot_extra.h of the 2.10 wheel) up to what is used; the
-// header itself pulls in internals of MindSpore.
+// header itself pulls in internals of MindSpore. Not in an unnamed namespace: the compiler would conclude that nobody implements it.
 class AotExtra {
  public:
   virtual ~AotExtra() = default;
@@ -19,6 +17,8 @@ class AotExtra {
   virtual float GetAttrFloat(std::string name) = 0;
   virtual std::string GetAttrStr(std::string name) = 0;
 };
+
+namespace {
 
 using TypeId = int;
 constexpr TypeId kFloat32 = 43;
