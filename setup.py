@@ -29,7 +29,7 @@ def find_cmake():
 
 
 def find_generator():
-    """CMake arguments that name the build tool. The path is given anew each time: an isolated build's ninja is gone after it."""
+    """CMake arguments that name the build tool, its path anew each time: an isolated build's ninja is gone after it."""
     for tool, generator in (("ninja", "Ninja"), ("make", "Unix Makefiles")):
         found = shutil.which(tool) or shutil.which(tool, path=str(Path(sys.executable).parent))
         if found:

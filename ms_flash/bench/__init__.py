@@ -1,0 +1,198 @@
+"""``bench``: time and memory of ms_flash against other implementations, as CSV on stdout and in a file."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from .. import doctor
+from .cases import CASES, SUITES, Case
+
+COLUMNS = ("shape", "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "dtype", "direction", "causal",
+           "threads", "peer", "ours_ms", "peer_ms", "ratio", "ratio_low", "ratio_high", "ours_mib", "peer_mib",
+           "memory_ratio", "note")
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("--suite", choices=SUITES, default="cpu", help="which peers and shapes (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a few shapes in float32, in less than four minutes")
+    parser.add_argument("--shapes", type=_names(CASES), help=f"comma-separated, of {', '.join(CASES)}")
+    parser.add_argument("--dtypes", type=_names(DTYPES), help=f"comma-separated, of {', '.join(DTYPES)}")
+    parser.add_argument("--threads", type=_counts, metavar="N,...",
+                        help="numbers of cores to leave to everybody (default: all; without --quick also 1)")
+    parser.add_argument("--seconds", type=float, help="to spend on the rounds of a row (default: 3, with --quick 1)")
+    parser.add_argument("--no-memory", action="store_true", help="time only")
+    parser.add_argument("--out", type=Path, default=Path("build/bench"), metavar="FOLDER",
+                        help="gets SUITE.csv, and SUITE.json about the machine (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, printing each row as it comes; 1 if ms_flash itself failed somewhere."""
+    plan = Plan(args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / f"{args.suite}.json").write_text(json.dumps(doctor.environment(), indent=2) + "\n")
+    failed = False
+    with open(args.out / f"{args.suite}.csv", "w", newline="") as file:
+        writers = [csv.DictWriter(stream, COLUMNS, lineterminator="\n") for stream in (sys.stdout, file)]
+        for writer in writers:
+            writer.writeheader()
+        for row in plan.rows():
+            failed |= row["ours_ms"] is None
+            for writer in writers:
+                writer.writerow(row)
+            sys.stdout.flush()
+    plan.progress.close()
+    return int(failed)
+
+
+class Plan:
+    """What one call of the command measures, and how."""
+
+    def __init__(self, args: argparse.Namespace):
+        suite, cores = SUITES[args.suite], len(os.sched_getaffinity(0))
+        self.peers = suite.peers
+        self.threads = args.threads or ([cores] if args.quick else sorted({1, cores}))
+        self.seconds, self.rounds = (args.seconds or 1.0, 3) if args.quick else (args.seconds or 3.0, 5)
+        self.memory = not args.no_memory
+        shapes = args.shapes or (suite.quick_cases if args.quick else suite.cases)
+        dtypes = args.dtypes or (suite.quick_dtypes if args.quick else suite.dtypes)
+        self.problems = [(CASES[shape], dtype) for shape in shapes for dtype in dtypes]
+        # Memory is measured once per problem, with the full mask only when time is short.
+        self.memory_causal = (False,) if args.quick else (False, True)
+        self.progress = Progress(sum(
+            len(self.threads) * len(self.variants(case)) + len(self.implementations()) * len(self.memory_variants(case))
+            for case, _ in self.problems))
+
+    @staticmethod
+    def variants(case: Case) -> list:
+        """(direction, causal) of the rows."""
+        return [(direction, causal) for causal in case.causal for direction in case.directions]
+
+    def memory_variants(self, case: Case) -> list:
+        """Those whose memory is measured: training steps."""
+        return [v for v in self.variants(case) if self.memory and v[0] == "fwd+bwd" and v[1] in self.memory_causal]
+
+    def implementations(self) -> list:
+        """Ours and the peers', each once."""
+        from .peers import PEERS
+
+        return list(dict.fromkeys([*(PEERS[peer] for peer in self.peers), *self.peers]))
+
+    def rows(self):
+        """Yields a dict per row of the table."""
+        for case, dtype in self.problems:
+            memory = {variant: {} for variant in self.variants(case)}
+            for variant in self.memory_variants(case):
+                for name in self.implementations():  # a process each: MindSpore's pool never gives back
+                    results = self.measure("memory", case, dtype, [variant], [name], max(self.threads))
+                    memory[variant].update(next(results))
+            for threads in self.threads:
+                variants = self.variants(case)
+                results = self.measure("time", case, dtype, variants, self.implementations(), threads)
+                for (direction, causal), times in zip(variants, results):
+                    head = {**{column: getattr(case, column) for column in COLUMNS[1:7]}, "shape": case.name,
+                            "dtype": dtype, "direction": direction, "causal": int(causal), "threads": threads}
+                    for peer in self.peers:
+                        yield {**head, **compare(peer, times, memory[direction, causal])}
+
+    def measure(self, what, case, dtype, variants, implementations, threads):
+        """Runs a worker and yields its result for each variant; where it died, the reason stands for all of them."""
+        request = {"what": what, "case": case.name, "dtype": dtype, "variants": variants, "threads": threads,
+                   "implementations": implementations, "seconds": self.seconds, "rounds": self.rounds}
+        self.progress.show(f"{what} {case.name} {dtype} {threads} threads")
+        command = [sys.executable, "-m", "ms_flash.bench.worker", json.dumps(request)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
+            left = len(variants)
+            for line in worker.stdout:
+                if line.startswith("RESULT "):
+                    left -= 1
+                    self.progress.step()
+                    yield json.loads(line[len("RESULT "):])
+            reason = worker.stderr.read().strip().splitlines()[-1:] or ["no message"]
+        for _ in range(left):
+            self.progress.step()
+            yield dict.fromkeys(implementations, f"the process ended with {worker.returncode}: {reason[0][:100]}")
+
+
+def compare(peer: str, times: dict, memory: dict) -> dict:
+    """The measured columns of a row: `peer` against the implementation of ours that is called in the same way.
+
+    Ratios are of the rounds, each against the run of ours beside it: their median and quartiles. More than 1 = ours is
+    faster, or needs less memory.
+    """
+    from .peers import PEERS
+
+    columns = dict.fromkeys(COLUMNS[12:])
+    notes, ours = [], PEERS[peer]
+    for column, name in (("ours_ms", ours), ("peer_ms", peer)):
+        if isinstance(times[name], str):
+            notes.append(f"{name}: {times[name]}")
+        else:
+            columns[column] = round(1e3 * statistics.median(times[name]), 3)
+    if columns["ours_ms"] and columns["peer_ms"]:
+        ratios = [b / a for a, b in zip(times[ours], times[peer])]
+        quartiles = statistics.quantiles(ratios, n=4, method="inclusive")
+        columns["ratio_low"], columns["ratio"], columns["ratio_high"] = (round(x, 2) for x in quartiles)
+    for column, name in (("ours_mib", ours), ("peer_mib", peer)):
+        if isinstance(memory.get(name), str):
+            notes.append(f"memory of {name}: {memory[name]}")
+        elif name in memory:
+            columns[column] = round(memory[name], 1)
+    if columns["ours_mib"] and columns["peer_mib"]:
+        columns["memory_ratio"] = round(columns["peer_mib"] / columns["ours_mib"], 1)
+    return {**columns, "peer": peer, "note": "; ".join(notes)}
+
+
+class Progress:
+    """A bar on stderr: one line that changes on a terminal, a line per step elsewhere."""
+
+    def __init__(self, total: int):
+        self.total, self.done, self.start, self.text = total, 0, time.monotonic(), ""
+        self.terminal = sys.stderr.isatty()
+
+    def show(self, text: str) -> None:
+        """What is going on now."""
+        self.text = text
+        bar = "#" * round(24 * self.done / max(self.total, 1))
+        line = f"[{bar:.<24}] {self.done}/{self.total} {time.monotonic() - self.start:.0f} s  {text}"
+        before, after = ("\r\033[K", "") if self.terminal else ("", "\n")
+        print(before + line, end=after, file=sys.stderr, flush=True)
+
+    def step(self) -> None:
+        """One more is done."""
+        self.done += 1
+        if self.terminal:
+            self.show(self.text)
+
+    def close(self) -> None:
+        """Leaves the line."""
+        self.show("done")
+        if self.terminal:
+            print(file=sys.stderr)
+
+
+def _names(known):
+    def parse(text):
+        names = text.split(",")
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"must be of {', '.join(known)}, but got {name!r}")
+        return names
+
+    return parse
+
+
+def _counts(text):
+    counts, cores = [int(n) for n in text.split(",")], len(os.sched_getaffinity(0))
+    if not all(1 <= n <= cores for n in counts):
+        raise argparse.ArgumentTypeError(f"must be from 1 to {cores}, the cores here, but got {text}")
+    return counts

@@ -1,0 +1,117 @@
+"""The process in which something is measured: ``python -m ms_flash.bench.worker``, a request as JSON in, a result out.
+
+A request is {what: "time" or "memory", case, dtype, variants: [[direction, causal], ...], implementations, threads,
+seconds, rounds}. For each variant, a line "RESULT {...}" of the output holds its result by implementation: for "time"
+the seconds of each round, for "memory" MiB; an implementation that cannot run this has its error text there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+from .cases import CASES
+
+MOST_ROUNDS = 50
+
+
+def limit_threads(threads: int) -> None:
+    """Leaves this process `threads` cores. Must come before MindSpore is imported.
+
+    MindSpore has several pools, sized by several switches that not every operator obeys; the cores a process may use
+    are the one limit that holds for all of them, and for ms_flash too.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if threads > len(cores):
+        raise ValueError(f"For 'bench', 'threads' must be at most {len(cores)}, the cores here, but got {threads}.")
+    os.sched_setaffinity(0, cores[:threads])
+    os.environ["OMP_NUM_THREADS"] = os.environ["MS_FLASH_NUM_THREADS"] = str(threads)
+    import mindspore as ms
+
+    ms.set_device("CPU")
+    ms.device_context.cpu.op_tuning.threads_num(threads)
+
+
+def interleaved(steps: dict, seconds: float, rounds: int) -> dict:
+    """Seconds of each round for every step: one run of each per round, the first in turn.
+
+    Goes on for about `seconds`, but for `rounds` rounds at least.
+    """
+    times = {name: [] for name in steps}
+    order, start = list(steps), time.perf_counter()
+    for done in range(MOST_ROUNDS):
+        if done >= rounds and time.perf_counter() - start > seconds:
+            break
+        order.append(order.pop(0))
+        for name in order:
+            begin = time.perf_counter()
+            steps[name]()
+            times[name].append(time.perf_counter() - begin)
+    return times
+
+
+def measure_time(request: dict, direction: str, causal: bool) -> dict:
+    """Seconds per round of every implementation that runs the request, the error text of the others."""
+    from .peers import IMPLEMENTATIONS
+
+    steps, results = {}, {}
+    for name in request["implementations"]:
+        try:
+            steps[name] = IMPLEMENTATIONS[name](CASES[request["case"]], request["dtype"], direction, causal)
+            steps[name]()  # compiles, fills the memory pools, starts the threads
+        except Exception as error:  # what a peer raises for what it does not support is not ours to list
+            results[name] = _short(error)
+            steps.pop(name, None)
+    return {**results, **interleaved(steps, request["seconds"], request["rounds"])}
+
+
+def measure_memory(request: dict, direction: str, causal: bool) -> dict:
+    """MiB by which one step raises the peak of resident memory.
+
+    A small step goes first, so that libraries and thread pools are not counted. The full one runs twice: its compiler
+    has given its own memory back by the second time, while what MindSpore's pool keeps still counts.
+    """
+    from .peers import IMPLEMENTATIONS
+
+    (name,) = request["implementations"]
+    case = CASES[request["case"]]
+    small = dataclasses.replace(case, batch=1, q_len=16, kv_len=16, lengths=(7, 9) if case.lengths else ())
+    try:
+        IMPLEMENTATIONS[name](small, request["dtype"], direction, causal)()
+        step = IMPLEMENTATIONS[name](case, request["dtype"], direction, causal)
+        before = _settle()
+        step()
+        _settle()
+        step()
+    except Exception as error:
+        return {name: _short(error)}
+    return {name: max(_status_mib("VmHWM") - before, 0.0)}
+
+
+def _short(error):
+    return " ".join(str(error).split())[:120] or type(error).__name__
+
+
+def _status_mib(field):
+    return int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+
+
+def _settle():
+    """Resident MiB once the allocator has given back what it can; the high-water mark starts anew from there."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status_mib("VmRSS")
+
+
+if __name__ == "__main__":
+    _request = json.loads(sys.argv[1])
+    limit_threads(_request["threads"])
+    _measure = {"time": measure_time, "memory": measure_memory}[_request["what"]]
+    for _variant in _request["variants"]:
+        print("RESULT", json.dumps(_measure(_request, *_variant)), flush=True)
