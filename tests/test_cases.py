@@ -167,9 +167,18 @@ def test_b06_poisoned_key_under_causal_reaches_only_later_rows(where, backend):
     call[where][:, :, 41] = np.nan
     got = attention(call, backend, dout, dlse)
     for name in ("out", "dq"):
-        np.testing.assert_array_equal(got[name][:, :, :41], clean[name][:, :, :41])
+        np.testing.assert_allclose(got[name][:, :, :41], clean[name][:, :, :41], atol=2e-6)
         assert np.isnan(got[name][:, :, 41:]).all()
-    np.testing.assert_array_equal(got["lse"][:, :, :41], clean["lse"][:, :, :41])
+    np.testing.assert_allclose(got["lse"][:, :, :41], clean["lse"][:, :, :41], atol=2e-6)
+
+
+def test_b06_poisoned_row_does_not_reach_keys_it_does_not_see(backend):
+    """Rows 9 to 12 are spoilt by key 9; with a window of 3 the keys before 6 and after 12 must not notice."""
+    call, dout, dlse = _problem(sq=40, sk=40, left=3, right=0)
+    call["k"][:, :, 9] = np.nan
+    got, _ = _agree(call, backend, dout, dlse)
+    for name in ("dk", "dv"):
+        assert np.isfinite(np.delete(got[name], np.s_[6:13], axis=2)).all()
 
 
 def test_b06_poisoned_key_under_minus_infinity_bias(backend):
@@ -405,7 +414,7 @@ def test_b22_equal_queries_and_keys(dtype, backend):
     got, _ = _agree(call, backend, dout)
     mean = np.broadcast_to(call["v"].astype(float).mean(2, keepdims=True), got["out"].shape)
     np.testing.assert_allclose(got["out"], mean, atol=1e-6 if dtype == "float32" else 4e-3)
-    assert np.abs(got["dq"]).max() <= 1e-3
+    assert np.abs(got["dq"]).max() <= (8e-3 if dtype == "bfloat16" else 1e-3)
     zero = attention(call, backend, np.zeros_like(dout))
     assert all((zero[name] == 0).all() for name in ("dq", "dk", "dv"))
 
@@ -413,7 +422,13 @@ def test_b22_equal_queries_and_keys(dtype, backend):
 @pytest.mark.parametrize("scale", [None, 0.0, 0, 1, -0.25, -1e4, 1e4, 1e-30])
 def test_b23_any_finite_scale(scale, backend):
     call, dout, dlse = _problem(scale=scale)
-    got, _ = _agree(call, backend, dout, None if scale and abs(scale) > 1e3 else dlse)
+    if scale and abs(scale) > 1e3:    # the softmax is one-hot: what is left of the gradients is rounding times the scale
+        _agree(call, backend)
+        got, exact = attention(call, backend, dout), flash_rule.evaluate(call, dout)
+        for name in ("dq", "dk", "dv"):
+            np.testing.assert_allclose(got[name], exact[name], rtol=1e-5, atol=4e-6 * abs(scale))
+        return
+    got, _ = _agree(call, backend, dout, dlse)
     if scale == 0:
         mean = np.broadcast_to(call["v"].mean(2, keepdims=True), got["out"].shape)
         np.testing.assert_allclose(got["out"], mean, atol=1e-6)

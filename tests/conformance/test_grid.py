@@ -19,7 +19,7 @@ GRID = {
     "dropout_p": [0.0, 0.17],
     "softcap": [0.0, 50.0],
 }
-HEADS = {"mha": (2, 2), "mqa": (3, 1), "gqa": (4, 2)}
+HEADS = {"mha": (2, 2), "mqa": (2, 1), "gqa": (4, 2)}
 
 
 def all_pairs(grid):
