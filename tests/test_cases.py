@@ -422,7 +422,7 @@ def test_b22_equal_queries_and_keys(dtype, backend):
 @pytest.mark.parametrize("scale", [None, 0.0, 0, 1, -0.25, -1e4, 1e4, 1e-30])
 def test_b23_any_finite_scale(scale, backend):
     call, dout, dlse = _problem(scale=scale)
-    if scale and abs(scale) > 1e3:    # the softmax is one-hot: what is left of the gradients is rounding times the scale
+    if scale and abs(scale) > 1e3:    # one-hot softmax: what is left of the gradients is rounding times the scale
         _agree(call, backend)
         got, exact = attention(call, backend, dout), flash_rule.evaluate(call, dout)
         for name in ("dq", "dk", "dv"):

@@ -5,17 +5,13 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
+import flash_rule
+import native
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import flash_rule
-import native
 
 LENGTHS = [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 40, 63, 64, 65, 70, 97, 130, 0]
 HEAD_DIMS = [8, 1, 2, 5, 16, 24, 33, 40, 64, 65, 72, 130]
