@@ -6,13 +6,7 @@ from mindspore import ops
 from mindspore.common import dtype as mstype
 from mindspore.common.generator import default_generator
 
-from ms_flash.resolve import (  # noqa: F401 - compile_time.py takes two of them from here
-    _DTYPE_NAMES,
-    GENERATOR_STEP,
-    PLACEHOLDER,
-    _graph_option,
-    resolve,
-)
+from ms_flash.resolve import GENERATOR_STEP, PLACEHOLDER, resolve
 
 
 def _or_placeholder(x):
