@@ -48,7 +48,7 @@ sanitize: $(STAMP)
 	$(VENV)/bin/cmake --build build/sanitize --parallel $$(nproc)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 MS_FLASH_CPU_LIB=$(CURDIR)/build/sanitize/libms_flash_cpu.so \
-	$(PY) -m pytest -q tests/fuzz $(ARGS)
+	$(PY) -m pytest -q --noconftest tests/fuzz $(ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
