@@ -10,8 +10,8 @@ One head at a time, with the whole (Sq, Sk) score matrix in memory. The order of
 
 A position that is not allowed contributes nothing at all, so a NaN or Inf there never reaches a result.
 
-With `rounding` every intermediate is rounded to that dtype. That is the naive low-precision computation, whose error is
-what FlashAttention's rule compares a kernel's error with.
+With `rounding` every intermediate is rounded to that dtype, and matrix products accumulate in float32. That is the
+naive low-precision computation, whose error is what FlashAttention's rule compares a kernel's error with.
 """
 from __future__ import annotations
 
@@ -100,24 +100,28 @@ def band(sq, sk, left, right, align):
     return inside
 
 
-def _product(weights, x, allowed):
+def _rounder(dtype):
+    return (lambda x: x) if dtype is None else (lambda x: x.astype(dtype).astype(np.float64))
+
+
+def _matmul(a, b, rounding):
+    return a @ b if rounding is None else (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float64)
+
+
+def _product(weights, x, allowed, rounding):
     """weights @ x, in which only allowed (row, column) pairs take part, even when x holds NaN or Inf."""
     finite = np.isfinite(x)
-    total = weights @ np.where(finite, x, 0.0)
+    total = _matmul(weights, np.where(finite, x, 0.0), rounding)
     for j in np.flatnonzero(~finite.all(-1)):
         stray = np.where(finite[j], 0.0, x[j])
         total += np.where(allowed[:, j, None] & ~finite[j], weights[:, j, None] * stray, 0.0)
     return total
 
 
-def _rounder(dtype):
-    return (lambda x: x) if dtype is None else (lambda x: x.astype(dtype).astype(np.float64))
-
-
 def _softmax(call, b, n, q, k):
     """Probabilities of one head and what the backward needs beside them."""
     sq, sk, rnd = len(q), len(k), _rounder(call["rounding"])
-    score = rnd(rnd(q @ k.T) * call["scale"])
+    score = rnd(rnd(_matmul(q, k.T, call["rounding"])) * call["scale"])
     slope = np.ones_like(score)                                  # d score / d (scale * q.k)
     if call["softcap"] > 0:
         capped = rnd(np.tanh(rnd(score / call["softcap"])))
@@ -250,7 +254,7 @@ def forward(q, k, v, *, attn_mask=None, bias=None, alibi_slopes=None, sinks=None
             for n in range(call["heads"]):
                 h = n // call["group"]
                 head = _softmax(call, b, n, qs[n], ks[h])
-                outs[n] = rnd(_product(rnd(head["p"] * head["kept"]), vs[h], head["allowed"]))
+                outs[n] = rnd(_product(rnd(head["p"] * head["kept"]), vs[h], head["allowed"], rounding))
                 maxs[n], sums[n] = head["row_max"], head["row_sum"]
         lse = np.where(row_sum == 0, -np.inf, row_max + np.log(row_sum))
     return out, lse, dict(call, out=out, row_max=row_max, row_sum=row_sum)
@@ -267,8 +271,8 @@ def backward(dout, dlse, saved):
     Returns:
         dict of float64 arrays dq, dk, dv, dbias, dsinks, each shaped like its input; ``None`` where there is no input.
     """
-    call, dout, rnd = saved, _float64(dout), _rounder(saved["rounding"])
-    cu_q, cu_k = call["cu_q"], call["cu_k"]
+    call, dout, rounding = saved, _float64(dout), saved["rounding"]
+    cu_q, cu_k, rnd = call["cu_q"], call["cu_k"], _rounder(rounding)
     dlse = np.zeros_like(call["row_sum"]) if dlse is None else _float64(dlse)
     dq, dk, dv = (np.zeros_like(call[name]) for name in ("q", "k", "v"))
     dbias = None if call["bias"] is None else np.zeros_like(call["bias"])
@@ -283,8 +287,8 @@ def backward(dout, dlse, saved):
                 head = _softmax(call, b, n, qs[n], ks[h])
                 p, allowed, live = head["p"], head["allowed"], head["live"]
                 empty = ~allowed.any(-1)
-                dvs[h] += rnd(_product(rnd(p * head["kept"]).T, douts[n], allowed.T))
-                dp = np.where(allowed, _dropped(head["kept"], rnd(douts[n] @ vs[h].T)), 0.0)
+                dvs[h] += rnd(_product(rnd(p * head["kept"]).T, douts[n], allowed.T, rounding))
+                dp = np.where(allowed, _dropped(head["kept"], rnd(_matmul(douts[n], vs[h].T, rounding))), 0.0)
                 # how the row as a whole pulls on every score: through out, and through lse
                 row = dlses[n] - np.where(empty, 0.0, rnd((douts[n] * outs[n]).sum(-1)))
                 ds = np.where(live, rnd(p * (dp + row[:, None])), 0.0)
@@ -293,8 +297,8 @@ def backward(dout, dlse, saved):
                 if dsinks is not None:
                     dsinks[n] += np.where(head["sink_p"] == 0, 0.0, head["sink_p"] * row).sum()
                 ds = np.where(live, rnd(ds * head["slope"]), 0.0)
-                dqs[n] = rnd(_product(ds, ks[h], live) * call["scale"])
-                dks[h] += rnd(_product(ds.T, qs[n], live.T) * call["scale"])
+                dqs[n] = rnd(_product(ds, ks[h], live, rounding) * call["scale"])
+                dks[h] += rnd(_product(ds.T, qs[n], live.T, rounding) * call["scale"])
     grads = {"dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsinks": dsinks}
     return {name: None if grad is None else rnd(grad) for name, grad in grads.items()}
 
