@@ -248,7 +248,7 @@ class _Check:
         return number
 
     def one_of(self, name, x, names, hint=""):
-        if not isinstance(x, str):
+        if not isinstance(x, str) or isinstance(x, Unknown):
             raise self.type(f"the type of '{name}' must be str, but got {type_name(x)}.")
         if x not in names:
             raise self.value(f"'{name}' must be one of {', '.join(map(repr, names))}, but got {x!r}.{hint}")
@@ -269,6 +269,8 @@ class _Check:
 
 def type_name(x) -> str:
     """How error texts call the type of `x`."""
+    if isinstance(x, Arg):
+        return "Tensor"
     return x if isinstance(x, Unknown) else type(x).__name__
 
 

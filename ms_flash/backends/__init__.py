@@ -7,6 +7,7 @@ import os
 
 import mindspore
 
+from ..spec import Unknown, type_error, type_name, value_error
 from .ascend import AscendBackend
 from .ascend_twin import AscendTwinBackend
 from .base import Backend
@@ -43,8 +44,8 @@ def select(func: str, backend: str | None) -> Backend:
         ValueError: If there is no such backend, or it cannot run here.
         TypeError: If `backend` is neither ``None`` nor a str.
     """
-    if backend is not None and not isinstance(backend, str):
-        raise TypeError(f"For '{func}', the type of 'backend' must be str or None, but got {type(backend).__name__}.")
+    if backend is not None and (not isinstance(backend, str) or isinstance(backend, Unknown)):
+        raise type_error(func, f"the type of 'backend' must be str or None, but got {type_name(backend)}.")
     source = "'backend'"
     if backend is None:
         backend, source = os.environ.get("MS_FLASH_BACKEND"), "the environment variable MS_FLASH_BACKEND"
@@ -60,4 +61,4 @@ def _checked(func, name, source):
         return BACKENDS[name]
     here = ", ".join(repr(n) for n, reason in reasons.items() if not reason)
     missing = "; ".join(f"{n!r}: {reason}" for n, reason in reasons.items() if reason)
-    raise ValueError(f"For '{func}', {source} must be one of {here}, but got {name!r}. Not available here: {missing}.")
+    raise value_error(func, f"{source} must be one of {here}, but got {name!r}. Not available here: {missing}.")

@@ -143,7 +143,9 @@ def _check_lengths(spec, given):
             continue
         if lengths[0] != 0:
             raise RuntimeError(f"For '{spec.func}', '{name}' must start with 0, but got {lengths[0]}.")
-        if (np.diff(lengths) < 0).any():
-            raise RuntimeError(f"For '{spec.func}', '{name}' must not decrease, but got {lengths.tolist()}.")
+        for low, high in zip(lengths, lengths[1:]):
+            if high < low:
+                raise RuntimeError(f"For '{spec.func}', '{name}' must not decrease, but got {low} followed by {high}.")
         if lengths[-1] > total:
-            raise RuntimeError(f"For '{spec.func}', '{name}' must end with {total} at most, but got {lengths[-1]}.")
+            raise RuntimeError(f"For '{spec.func}', the last value of '{name}' must be at most the number of rows "
+                               f"{total}, but got {lengths[-1]}.")
