@@ -24,13 +24,13 @@ struct QueryBlock {
   bool finite = true;
 
   static int64_t elements(const Problem& p, int64_t rows, bool by_channels) {
-    const int64_t n = round_up(rows, kLanes<T>) + kTileLanes<T>;
+    const int64_t n = round_up(rows, kLanes<T>);
     const int64_t dp = round_up(p.d, kLanes<T>), dvp = round_up(p.dv, kLanes<T>);
     return n * (p.d + p.dv + (by_channels ? dp + dvp : 0) + 3) + 8 * kLanes<T>;
   }
 
   void pack(const Problem& p, int64_t b, bool by_channels, T* memory) {
-    const int64_t n = round_up(rows.n, kLanes<T>) + kTileLanes<T>;
+    const int64_t n = round_up(rows.n, kLanes<T>);
     const int64_t dp = round_up(p.d, kLanes<T>), dvp = round_up(p.dv, kLanes<T>);
     auto take = [&](int64_t count) {
       T* r = memory;
@@ -159,7 +159,7 @@ class Backward {
     return std::min(k_len, round_up(k_len * part / parts_, 24));  // 24: what the row tiles of dK, dV divide
   }
   int64_t blocks(int64_t q_len) const { return (q_len * p_.group() + block_m_ - 1) / block_m_; }
-  int64_t dq_block() const { return (block_m_ + kTileLanes<T>)*p_.d; }
+  int64_t dq_block() const { return block_m_ * p_.d; }
 
   void task(const Task& t) {
     constexpr int L = kTileLanes<T>;

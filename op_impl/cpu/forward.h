@@ -24,10 +24,10 @@ struct ForwardState {  // O^T, row maximum and row sum of a task's rows, tile af
   T *o, *max, *sum;
 
   static int64_t elements(int64_t rows, int64_t dv) {
-    return (round_up(rows, kLanes<T>) + kTileLanes<T>) * (dv + 2);
+    return round_up(rows, kLanes<T>) * (dv + 2);
   }
   void place(T* at, int64_t rows, int64_t dv) {
-    const int64_t padded = round_up(rows, kLanes<T>) + kTileLanes<T>;
+    const int64_t padded = round_up(rows, kLanes<T>);
     o = at;
     max = o + padded * dv;
     sum = max + padded;
@@ -38,9 +38,9 @@ template <class T>
 class Forward {
  public:
   explicit Forward(const Problem& p) : p_(p) {
-    // 96 rows: K and V of a block are read once per 96 queries; 192 where they are also widened (16-bit).
-    const bool widened = p.k.dtype != DType::f32;
-    block_m_ = p.block_m ? Band::clamp(round_up(p.block_m, kTileLanes<T>), kTileLanes<T>, kMaxRows) : widened ? 192 : 96;
+    // 192 rows share each block of K and V: measured 20 % faster than 96 for float32 (AVX-512, head_dim 64), and no slower
+    // for 16-bit, which also widens the block. 384 gains little and leaves fewer tasks.
+    block_m_ = p.block_m ? Band::clamp(round_up(p.block_m, kTileLanes<T>), kTileLanes<T>, kMaxRows) : round_up(192, kTileLanes<T>);
     block_n_ = p.block_n ? Band::clamp(round_up(p.block_n, 8), 8, 1024) : 128;
   }
 
@@ -81,7 +81,7 @@ class Forward {
   void task(const ForwardTask& t) {
     Rows rows;
     rows.fill(t.kv_head * p_.group(), p_.group(), t.row0, t.row1);
-    const int64_t padded = round_up(rows.n, kLanes<T>) + kTileLanes<T>;
+    const int64_t padded = round_up(rows.n, kLanes<T>);
     const int64_t dp = round_up(p_.d, kLanes<T>), dvp = round_up(p_.dv, kLanes<T>);
     Arena arena{msf::thread_scratch(
         (padded * p_.d + ForwardState<T>::elements(rows.n, p_.dv) + block_n_ * (dp + dvp + kTileLanes<T>)) * sizeof(T) +
