@@ -422,7 +422,7 @@ class _Shapes:
             raise self.check.value("'num_kv_heads' must be equal to 'num_heads' for a 5-D packed 'query' "
                                    f"{self.num_heads}, but got {kv_heads}.")
         self.num_kv_heads, self.k_len, self.v_head_dim = self.num_heads, self.q_len, self.head_dim
-        self.heads_in_spec = (0, 0)
+        self.heads_in_spec = (max(self.num_heads, 0),) * 2
 
     def _separate(self, query, key, value, q, k, v):
         check = self.check

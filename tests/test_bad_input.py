@@ -64,7 +64,7 @@ BAD = {
     "float64": (TypeError, "'query' must be one of float32, float16, bfloat16, but got float64",
                 {"query": QUERY.astype(ms.float64)}),
     "int query": (TypeError, "'query' must be one of float32", {"query": QUERY.astype(ms.int32)}),
-    "half query, float key": (TypeError, "'key' must be equal to that of 'query' float16, but got float32. Hint: nothing",
+    "half query, float key": (TypeError, "'key' must be equal to that of 'query' float16, but got float32. Hint",
                               {"query": QUERY.astype(ms.float16)}),
     "half value": (TypeError, "'value' must be equal to that of 'query' float32, but got bfloat16",
                    {"value": KEY.astype(ms.bfloat16)}),

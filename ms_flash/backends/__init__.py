@@ -15,7 +15,7 @@ from .cpu import CpuBackend
 from .reference import ReferenceBackend
 
 BACKENDS: dict[str, Backend] = {b.name: b for b in (
-    CpuBackend(), AscendBackend(), AscendTwinBackend(), ReferenceBackend())}
+    CpuBackend(), ReferenceBackend(), AscendBackend(), AscendTwinBackend())}
 _BY_DEVICE = {"CPU": "cpu", "Ascend": "ascend"}
 
 
