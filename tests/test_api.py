@@ -1,4 +1,4 @@
-"""The public functions and the Cell in PyNative mode: forms of a call that mean the same, options, and what they return."""
+"""The public functions and the Cell in PyNative mode: forms of a call that mean the same, options, results."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def test_packed_qkv(layout, heads, backend):
           TO[layout](array(flash_attention(*parts, **options))))
 
     def packed(x):
-        return (flash_attention(x, layout=layout, num_heads=n, num_kv_heads=nk, **options) * tensor(TO[layout](DO))).sum()
+        out = flash_attention(x, layout=layout, num_heads=n, num_kv_heads=nk, **options)
+        return (out * tensor(TO[layout](DO))).sum()
 
     exact = gradients(lambda q, k, v: flash_attention(q, k, v, **options), *parts)
     close(ms.grad(packed)(tensor(TO[layout](qkv))), TO[layout](np.concatenate([array(x) for x in exact], 1)))
@@ -128,7 +129,8 @@ def test_head_counts_may_be_repeated(backend):
 
 def test_masks_of_every_rank_and_dtype(backend):
     inputs = [tensor(x) for x in (Q, K, V)]
-    for shape in [(SK,), (SQ, SK), (1, SK), (SQ, 1), (1, SQ, SK), (N, SQ, SK), (B, 1, 1, SK), (1, N, 1, SK), (B, N, SQ, SK)]:
+    for shape in [(SK,), (SQ, SK), (1, SK), (SQ, 1), (1, SQ, SK), (N, SQ, SK), (B, 1, 1, SK), (1, N, 1, SK),
+                  (B, N, SQ, SK)]:
         masked = RNG.random(shape) < 0.4
         full = np.ascontiguousarray(np.broadcast_to(masked, (B, N, SQ, SK)))
         for dtype in (bool, np.uint8):
@@ -147,7 +149,8 @@ def test_varlen_is_a_loop_over_sequences(backend):
     ends_q, ends_k = [0, 3, 3, 7], [0, 4, 6, 9]
     q, k, v = (RNG.standard_normal(s).astype(np.float32) for s in ((8, N, D), (10, NK, D), (10, NK, DV)))
     cu = [ms.Tensor(np.array(ends), ms.int32) for ends in (ends_q, ends_k)]
-    out, lse = flash_attention_varlen(tensor(q), tensor(k), tensor(v), *cu, causal=True, return_lse=True, backend=backend)
+    out, lse = flash_attention_varlen(tensor(q), tensor(k), tensor(v), *cu, causal=True, return_lse=True,
+                                      backend=backend)
     assert out.shape == (8, N, DV) and lse.shape == (N, 8) and lse.dtype == ms.float32
     for (a, b), (c, d) in zip(zip(ends_q, ends_q[1:]), zip(ends_k, ends_k[1:])):
         if a < b:
@@ -235,8 +238,8 @@ def test_no_keys_but_sinks(backend):
 def test_varlen_of_nothing(backend):
     none = ms.Tensor(np.array([0, 0]), ms.int64)
     empty, some = ms.ops.zeros((0, N, D), ms.float32), tensor(RNG.standard_normal((3, N, D)).astype(np.float32))
-    assert flash_attention_varlen(empty, some, some, none, ms.Tensor(np.array([0, 3]), ms.int64), backend=backend).shape \
-        == (0, N, D)
+    out = flash_attention_varlen(empty, some, some, none, ms.Tensor(np.array([0, 3]), ms.int64), backend=backend)
+    assert out.shape == (0, N, D)
     sinks = tensor(np.ones(N, np.float32))
     out, lse = flash_attention_varlen(some, empty, empty, ms.Tensor(np.array([0, 2]), ms.int32), none, sinks=sinks,
                                       return_lse=True, backend=backend)
@@ -308,8 +311,8 @@ def test_gradient_uses_the_mask_of_the_forward(backend):
 # ---------------------------------------------------------------------------------------------------------------------
 def internal(backend, attn_mask=None, drop_mask=None, dropout_p=0.0, mask_fill=None, window_size=(-1, -1)):
     return attention("flash_attention", tensor(Q), tensor(K), tensor(V), attn_mask, None, None, None, None, drop_mask,
-                     None, None, dropout_p, None, False, window_size, 0.0, "BNSD", "bottom_right", True, True, "default",
-                     None, None, backend, None, None, mask_fill)
+                     None, None, dropout_p, None, False, window_size, 0.0, "BNSD", "bottom_right", True, True,
+                     "default", None, None, backend, None, None, mask_fill)
 
 
 def test_mask_fill_is_a_score(backend):
@@ -348,22 +351,30 @@ def test_missing_library_is_named(monkeypatch):
         ms_flash.get_num_threads()
 
 
+QKV = (Arg((B, N, SQ, D), "float32"), Arg((B, NK, SK, D), "float32"), Arg((B, NK, SK, DV), "float32"))
+DEFAULTS = {"dropout_p": 0.0, "softmax_scale": None, "causal": False, "softcap": 0.0, "layout": "BNSD",
+            "causal_align": "bottom_right", "training": True, "deterministic": True, "precision_mode": "default",
+            "block_m": None, "block_n": None, "num_heads": None, "num_kv_heads": None, "mask_fill": None}
+
+
+def parse(inputs=QKV, window_size=(-1, -1), **options):
+    assert tuple(DEFAULTS) == OPTIONS
+    return AttentionSpec.parse("flash_attention", inputs + (None,) * 8, window_size,
+                               tuple({**DEFAULTS, **options}.values()))
+
+
 def test_spec_is_parsed_once():
-    inputs = (Arg((B, N, SQ, D), "float32"), Arg((B, NK, SK, D), "float32"), Arg((B, NK, SK, DV), "float32")) + (None,) * 8
-    options = dict(zip(OPTIONS, (0.0, None, True, 0.0, "BNSD", "bottom_right", True, True, "default", None, None, None,
-                                 None, None)))
-    spec = AttentionSpec.parse("flash_attention", inputs, (3, -1), tuple(options.values()))
-    assert spec is AttentionSpec.parse("flash_attention", inputs, [3, -1], tuple(options.values()))
-    assert hash(spec) is not None and spec.out_shape == (B, N, SQ, DV) and spec.lse_shape == (B, N, SQ)
+    spec = parse(window_size=(3, -1), causal=True)
+    assert spec is parse(window_size=[3, -1], causal=True)
+    assert {spec: 1}[spec] and spec.out_shape == (B, N, SQ, DV) and spec.lse_shape == (B, N, SQ)
     assert spec.render() == (
         "layout=BNSD;heads=0;kv_heads=0;packed=0;scale=default;left=3;right=0;align=bottom_right;softcap=0x0.0p+0;"
         "dropout=0x0.0p+0;seed=0;offset=0;precision=default;block_m=0;block_n=0;present=11100000000")
 
 
 def test_spec_knows_what_the_table_says():
-    keys = dict(field.split("=") for field in AttentionSpec.parse(
-        "flash_attention", (Arg((B, N, SQ, D), "float32"),) * 3 + (None,) * 8, (-1, -1),
-        (0.0, 1.0, False, 0.0, "BNSD", "top_left", True, True, "high", 16, 32, None, None, -1e4)).render().split(";"))
+    text = parse(softmax_scale=1.0, causal_align="top_left", precision_mode="high", mask_fill=-1e4).render()
+    keys = dict(field.split("=") for field in text.split(";"))
     assert list(keys) == list(op_table.table()["attributes"])
     for name, attribute in op_table.table()["attributes"].items():
         assert "values" not in attribute or keys[name] in attribute["values"]
@@ -372,17 +383,12 @@ def test_spec_knows_what_the_table_says():
 @pytest.mark.parametrize("shapes", [
     ((-1, -1, -1, -1),) * 3, (None, None, None), ((-1, N, -1, D), (-1, NK, -1, D), None), (None, (B, NK, -1, D), None)])
 def test_unknown_lengths_are_no_errors(shapes):
-    inputs = tuple(Arg(s, "float32") for s in shapes) + (None,) * 8
-    spec = AttentionSpec.parse("flash_attention", inputs, (-1, -1), (0.0, None, False, 0.0, "BNSD", "bottom_right", True,
-                                                                   True, "default", None, None, None, None, None))
-    assert not spec.static
+    assert not parse(tuple(Arg(s, "float32") for s in shapes)).static
 
 
 def test_known_lengths_beside_unknown_ones_are_checked():
-    inputs = (Arg((-1, N, -1, D), "float32"), Arg((-1, 3, -1, D), "float32"), Arg(None, "float32")) + (None,) * 8
     with pytest.raises(ValueError, match=r"must be a multiple of that of 'key' 3, but got 4: query \(\?, 4, \?, 8\)"):
-        AttentionSpec.parse("flash_attention", inputs, (-1, -1), (0.0, None, False, 0.0, "BNSD", "bottom_right", True,
-                                                                True, "default", None, None, None, None, None))
+        parse((Arg((-1, N, -1, D), "float32"), Arg((-1, 3, -1, D), "float32"), Arg(None, "float32")))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
