@@ -81,12 +81,8 @@ class Guarded:
         return (self.raw[:_GUARD] == 0xA5).all() and (self.raw[self.raw.size - _GUARD:] == 0xA5).all()
 
 
-def call(op, spec, inputs, outputs):
-    """Runs op on a list of arrays (or None) and returns arrays of the given [(shape, dtype), ...]."""
-    guarded = [Guarded(shape, dtype) for shape, dtype in outputs]
-    arrays = [None if x is None else np.ascontiguousarray(x) for x in inputs]
-    untouched = [None if x is None else x.tobytes() for x in arrays]
-    arrays += [output.array for output in guarded]
+def raw_call(op, spec, arrays):
+    """Runs op on contiguous arrays (or None), inputs then outputs, as they are: no copies, no checks."""
     count = len(arrays)
     shapes = [(ctypes.c_int64 * max(1, 0 if x is None else x.ndim))(*(() if x is None else x.shape)) for x in arrays]
     status = library().msflash_cpu_call(
@@ -97,6 +93,14 @@ def call(op, spec, inputs, outputs):
         (ctypes.c_char_p * count)(*(b"none" if x is None else x.dtype.name.encode() for x in arrays)))
     if status:
         raise RuntimeError(library().msflash_cpu_last_error().decode())
+
+
+def call(op, spec, inputs, outputs):
+    """Runs op on a list of arrays (or None) and returns arrays of the given [(shape, dtype), ...]."""
+    guarded = [Guarded(shape, dtype) for shape, dtype in outputs]
+    arrays = [None if x is None else np.ascontiguousarray(x) for x in inputs]
+    untouched = [None if x is None else x.tobytes() for x in arrays]
+    raw_call(op, spec, arrays + [output.array for output in guarded])
     assert all(output.intact() for output in guarded), f"{op} wrote outside its outputs"
     assert all(x is None or x.tobytes() == old for x, old in zip(arrays, untouched)), f"{op} wrote to its inputs"
     return [output.array for output in guarded]
