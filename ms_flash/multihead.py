@@ -8,6 +8,7 @@ import numbers
 import mindspore
 from mindspore import nn, ops
 from mindspore.common import dtype as mstype
+from mindspore.rewrite.common import namespace
 
 from .compile_time import CompileTime
 from .functional import flash_attention
@@ -37,6 +38,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     - A query whose keys are all masked out attends to nothing: its attention is 0 (so its output is the bias of the
       output projection) and so are its weights and gradients. MindSpore gives NaN.
+    - NaN or Inf in a key that is masked out for all queries does not reach the outputs.
     - A bool and a float mask given together do what each does alone: True masks out, a float is added. MindSpore adds
       True as 1 to the scores, or masks out wherever the float is not 0.
     - The dropout mask comes from another generator (see :func:`flash_attention`). `dropout` outside [0, 1) is an error.
@@ -124,21 +126,20 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def construct(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None,
                   average_attn_weights=True):
-        batched, widen, mask_kind, padding_kind = _check_inputs(
+        batched, widen, mask_kind, padding_kind, joined = _check_inputs(
             query, key, value, key_padding_mask, attn_mask, need_weights, average_attn_weights, self._widths,
             self.num_heads, self.batch_first)
         if widen:
             query, key, value = query.astype(_FLOAT32), key.astype(_FLOAT32), value.astype(_FLOAT32)
         if not batched:
             query, key, value = query.expand_dims(0), key.expand_dims(0), value.expand_dims(0)
-            if padding_kind != "":
-                key_padding_mask = key_padding_mask.expand_dims(0)
         batch_axis = 0 if self.batch_first or not batched else 1
         q, k, v = self._project(query, key, value, widen)
         if self._appended > 0:
             k = self._append(k, self.bias_k, batch_axis)
             v = self._append(v, self.bias_v, batch_axis)
-        mask, bias = self._masks(attn_mask, key_padding_mask, mask_kind, padding_kind, q.shape[batch_axis], q.dtype)
+        mask, bias = self._masks(attn_mask, key_padding_mask, mask_kind, padding_kind, joined, q.shape[batch_axis],
+                                 q.dtype)
         if widen:
             q, k, v = q.astype(_BFLOAT16), k.astype(_BFLOAT16), v.astype(_BFLOAT16)
 
@@ -192,26 +193,28 @@ class MultiheadAttention(nn.MultiheadAttention):
         parts = (x,)
         if learned is not None:
             repeats = (batch, 1, 1) if batch_axis == 0 else (1, batch, 1)
-            parts = parts + (ops.tile(learned, repeats).astype(x.dtype),)
+            parts = parts + (ops.tile(learned.astype(x.dtype), repeats),)
         if self.add_zero_attn:
             parts = parts + (ops.zeros(shape, x.dtype),)
         return ops.cat(parts, 1 - batch_axis)
 
-    def _masks(self, attn_mask, key_padding_mask, mask_kind, padding_kind, batch, dtype):
+    def _masks(self, attn_mask, key_padding_mask, mask_kind, padding_kind, joined, batch, dtype):
         """What flash_attention calls attn_mask and bias; no larger than what the user gave."""
         if mask_kind != "":
+            attn_mask = self._working_dtype(attn_mask, mask_kind, dtype)
             if attn_mask.ndim == 2:
                 attn_mask = attn_mask.expand_dims(0).expand_dims(0)
             else:
                 attn_mask = attn_mask.reshape((batch, self.num_heads) + attn_mask.shape[1:])
-            attn_mask = self._allow_appended(attn_mask, mask_kind, dtype)
+            attn_mask = self._allow_appended(attn_mask)
         if padding_kind != "":
-            key_padding_mask = key_padding_mask.expand_dims(1).expand_dims(1)
-            key_padding_mask = self._allow_appended(key_padding_mask, padding_kind, dtype)
+            key_padding_mask = self._working_dtype(key_padding_mask, padding_kind, dtype)
+            key_padding_mask = key_padding_mask.reshape((batch, 1, 1, key_padding_mask.shape[-1]))
+            key_padding_mask = self._allow_appended(key_padding_mask)
 
         mask, bias = None, None
         if mask_kind == "bool" and padding_kind == "bool":
-            if attn_mask.shape[1] == self.num_heads or batch == 1:
+            if joined:
                 mask = ops.logical_or(attn_mask, key_padding_mask)
             else:
                 # an (L, S) mask shared by the batch would become (N, 1, L, S): the padding goes in as 0 and -inf
@@ -230,12 +233,16 @@ class MultiheadAttention(nn.MultiheadAttention):
                 bias = key_padding_mask
         return mask, bias
 
-    def _allow_appended(self, mask, kind, dtype):
-        """The mask in its working dtype, with columns for the appended keys, which are never masked out."""
-        mask = mask.astype(mstype.bool_ if kind == "bool" else dtype if mask.dtype == dtype else _FLOAT32)
-        if self._appended > 0:
-            mask = ops.cat((mask, ops.zeros(mask.shape[:-1] + (self._appended,), mask.dtype)), -1)
-        return mask
+    def _working_dtype(self, mask, kind, dtype):
+        if kind == "bool":
+            return mask.astype(mstype.bool_)
+        return mask.astype(dtype if mask.dtype == dtype else _FLOAT32)
+
+    def _allow_appended(self, mask):
+        """The mask with columns for the appended keys, which are never masked out."""
+        if self._appended == 0:
+            return mask
+        return ops.cat((mask, ops.zeros(mask.shape[:-1] + (self._appended,), mask.dtype)), -1)
 
     def _attend(self, q, k, v, mask, bias, batch_axis, return_lse):
         return flash_attention(q, k, v, mask, bias=bias, dropout_p=self.dropout, causal=self.causal,
@@ -248,7 +255,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         k = self._heads_first(k.astype(_FLOAT32), batch_axis)
         scores = ops.matmul(q, k.swapaxes(-1, -2))
         if bias is not None:
-            scores = scores + bias.astype(_FLOAT32)
+            scores = (scores + bias.astype(_FLOAT32)).masked_fill(bias == -math.inf, -math.inf)    # NaN - inf is NaN
         if mask is not None:
             scores = scores.masked_fill(mask, -math.inf)
         if self.causal:
@@ -307,8 +314,9 @@ def _check(query, key, value, padding, mask, need_weights, average, widths, num_
     """Checks one call.
 
     Returns:
-        tuple (batched, widen, kind of attn_mask, kind of key_padding_mask): `widen` asks for projections in float32;
-        a kind is "bool", "float", or "" for no mask.
+        tuple (batched, widen, kind of attn_mask, kind of key_padding_mask, joined): `widen` asks for projections in
+        float32; a kind is "bool", "float", or "" for no mask; `joined` says that two bool masks joined are no larger
+        than attn_mask.
     """
     for name, flag in (("need_weights", need_weights), ("average_attn_weights", average)):
         if not isinstance(flag, bool):
@@ -350,7 +358,8 @@ def _check(query, key, value, padding, mask, need_weights, average, widths, num_
     padding_shape, meaning = ((batch, k_len), "(N, S)") if batched else ((k_len,), "(S,)")
     padding_kind = _mask_kind("key_padding_mask", padding, ("bool",), [padding_shape], meaning)
     widen = query.dtype == "bfloat16" and mindspore.get_context("device_target") == "CPU"
-    return batched, widen, kind, padding_kind
+    joined = kind == padding_kind == "bool" and (len(mask.shape) == 3 or batch == 1)
+    return batched, widen, kind, padding_kind, joined
 
 
 def _mask_kind(name, mask, bools, shapes, meaning):
@@ -375,3 +384,6 @@ def _differ(a, b):
 
 
 _check_inputs = CompileTime("MsFlashMultiheadCheck", _check)
+
+# auto_mixed_precision at level O1 rewrites the source of every Cell that is not listed, and cannot rewrite this one.
+namespace._subtree_black_list.append(MultiheadAttention)

