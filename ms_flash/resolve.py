@@ -15,7 +15,7 @@ from mindspore.common.seed import _KERNEL_SEED
 
 from . import backends
 from .compile_time import CompileTime
-from .spec import OPTIONS, SLOTS, Arg, AttentionSpec, type_error, type_name, value_error
+from .spec import SLOTS, Arg, AttentionSpec, type_error, type_name, value_error
 
 PLACEHOLDER = Tensor([0.0], mstype.float32)
 GENERATOR_STEP = Tensor(1, mstype.int64)
@@ -26,23 +26,23 @@ _DTYPES[mstype.bool_] = "bool"
 class _Resolve(CompileTime):
     """Turns a request into the op that serves it.
 
-    The arguments are the name of the public function, the backend, the inputs by slot, window_size and OPTIONS. The
-    result is a tuple (op, seed_source, seed_shift, takes_none, shapes): `op` is the primitive to call; `seed_shift` is
-    for a drawn seed; `shapes` is ``None``, or those of (out, lse) when there is nothing to compute.
+    The arguments are the name of the public function, the backend, the inputs by slot, window_size and spec.OPTIONS.
+    The result is a tuple (op, seed_source, seed_shift, takes_none, shapes): `op` is the primitive to call;
+    `seed_shift` is for a drawn seed; `shapes` is ``None``, or those of (out, lse) when there is nothing to compute.
     """
 
     def __init__(self):
         super().__init__("MsFlashResolve", functools.partial(_resolve, True))
 
-    def __call__(self, *args):
-        return _resolve(False, *[Arg(x.shape, _DTYPES.get(x.dtype) or str(x.dtype).lower()) if isinstance(x, Tensor)
-                                 else x for x in args])
+    def __call__(self, func, backend, *args):
+        inputs = [None if x is None else Arg(x.shape, _DTYPES.get(x.dtype) or str(x.dtype).lower())
+                  if isinstance(x, Tensor) else x for x in args[:len(SLOTS)]]
+        return _resolve(False, func, backend, *inputs, *args[len(SLOTS):])
 
 
 def _resolve(in_graph, func, backend, *args):
     chosen = backends.select(func, backend)
     inputs, window_size, options = args[:len(SLOTS)], args[len(SLOTS)], args[len(SLOTS) + 1:]
-    assert len(options) == len(OPTIONS)
     for name, x in zip(SLOTS, inputs):
         if x is not None and not isinstance(x, Arg):
             _check_not_tensor(func, name, x)
@@ -50,9 +50,8 @@ def _resolve(in_graph, func, backend, *args):
     if not chosen.dynamic_shape and not spec.static:
         raise value_error(func, f"the backend '{chosen.name}' needs shapes that are known when a graph is compiled, "
                                 f"but got query {spec.inputs[0]}. Hint: use another backend, or PyNative mode.")
-    shapes = (spec.out_shape, spec.lse_shape) if spec.empty and -1 not in spec.out_shape + spec.lse_shape else None
     shift = _seed_shift(in_graph) if spec.seed_source == "generator" else None
-    return chosen.forward(spec), spec.seed_source, shift, chosen.takes_none, shapes
+    return chosen.forward(spec), spec.seed_source, shift, chosen.takes_none, spec.empty_shapes
 
 
 def _check_not_tensor(func, name, x):

@@ -88,15 +88,21 @@ class AttentionSpec:
         rows = (self.num_heads, self.q_len)
         return rows if self.layout == "TND" else (self.batch,) + rows
 
-    @property
+    @functools.cached_property
     def static(self) -> bool:
         """Whether every shape is known."""
         return all(arg is None or (arg.shape is not None and -1 not in arg.shape) for arg in self.inputs)
 
-    @property
-    def empty(self) -> bool:
-        """Whether it is known that there is no query, or no key for any of them."""
-        return 0 in (self.batch, self.q_len, self.k_len)
+    @functools.cached_property
+    def empty_shapes(self) -> tuple | None:
+        """Shapes of output and LSE if it is known that there is no query, or no key for any of them."""
+        empty = 0 in (self.batch, self.q_len, self.k_len) and -1 not in self.out_shape + self.lse_shape
+        return (self.out_shape, self.lse_shape) if empty else None
+
+    @functools.cached_property
+    def primitives(self) -> dict:
+        """Where backends keep the primitives of this request, by (backend, op)."""
+        return {}
 
     def render(self) -> str:
         """The string attribute that carries everything static to the kernels."""

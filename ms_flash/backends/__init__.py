@@ -50,8 +50,14 @@ def select(func: str, backend: str | None) -> Backend:
     if backend is None:
         backend, source = os.environ.get("MS_FLASH_BACKEND"), "the environment variable MS_FLASH_BACKEND"
     if not backend:
-        backend, source = _BY_DEVICE.get(mindspore.get_context("device_target"), "cpu"), "the backend of this device"
+        backend, source = _of_device(), "the backend of this device"
     return _checked(func, backend, source)
+
+
+@functools.lru_cache(None)
+def _of_device():
+    """Looked up once: a process keeps its device, and the question takes as long as a small op."""
+    return _BY_DEVICE.get(mindspore.get_context("device_target"), "cpu")
 
 
 @functools.lru_cache(None)

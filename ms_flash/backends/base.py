@@ -51,14 +51,22 @@ class Backend(abc.ABC):
         return self._cached("MsFlashBiasGrad", spec)
 
     def _cached(self, op, spec):
-        # one Custom per set of attributes, made once even when several threads ask for it
+        found = spec.primitives.get((self.name, op))
+        if found is None:
+            found = spec.primitives[self.name, op] = self._shared(op, spec)
+        return found
+
+    def _shared(self, op, spec):
         found = self._primitives.get((op, self.key(spec)))
         if found is not None:
             return found
         bprop = no_second_order if op != "MsFlashFwd" else make_bprop(
             self.backward(spec), self.bias_grad(spec) if spec.has("bias") else None, spec.packed, spec.has("sinks"))
-        with _building:
-            return self._primitives.setdefault((op, self.key(spec)), self.primitive(op, spec, bprop))
+        with _building:     # one Custom per set of attributes, even when several threads ask for it
+            found = self._primitives.get((op, self.key(spec)))
+            if found is None:
+                found = self._primitives[op, self.key(spec)] = self.primitive(op, spec, bprop)
+            return found
 
     @functools.cached_property
     def _primitives(self):
