@@ -117,7 +117,8 @@ def flash_attention(query, key=None, value=None, attn_mask=None, *, dropout_p=0.
             ``"top_left"``. Default: ``"bottom_right"``.
         seed (Union[int, Tensor], optional): Of dropout: an int, or an int64 Tensor (2,) with seed and offset, which a
             compiled step can vary. ``None`` draws both from MindSpore's default generator, anew at every call and
-            repeatable after ``mindspore.set_seed`` (which a graph heeds when it is compiled). Default: ``None``.
+            repeatable after ``mindspore.set_seed`` (which a graph heeds when it is compiled); under ``vmap`` a seed has
+            to be given. Default: ``None``.
         training (bool, optional): ``False`` switches dropout off. Default: ``True``.
         return_lse (bool, optional): Whether to return the LSE as well. Default: ``False``.
         deterministic (bool, optional): Results are the same bit by bit from run to run and for any number of threads;

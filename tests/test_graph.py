@@ -287,6 +287,21 @@ def test_vmap(mode, backend):
         close([g[i] for g in got], grads(q, K, V))
 
 
+def test_vmap_with_dropout(kernel_backend):
+    """One seed, one mask for all; drawing a seed is a side effect, which MindSpore's vmap refuses."""
+    stack = ops.stack((Q, Q + 1))
+
+    def run(q):
+        return flash_attention(q, K, V, dropout_p=0.3, seed=4, backend=kernel_backend)
+
+    def draw(q):
+        return flash_attention(q, K, V, dropout_p=0.3, backend=kernel_backend)
+
+    close([ms.vmap(run)(stack)], [ops.stack([run(q) for q in stack])])
+    with pytest.raises(ValueError, match="vmap"):
+        ms.vmap(draw)(stack)
+
+
 @pytest.mark.parametrize("level", ["O0", "auto", "O1", "O2", "O3"])
 def test_amp(level, mode, backend):
     exact = weight_gradients(model(backend))
