@@ -295,7 +295,7 @@ def backward(dout, dlse, saved):
                 if dbias is not None:
                     _add_to_plane(dbias, b, n, ds)
                 if dsinks is not None:
-                    dsinks[n] += np.where(head["sink_p"] == 0, 0.0, head["sink_p"] * row).sum()
+                    dsinks[n] += np.where(head["row_sum"] == 0, 0.0, head["sink_p"] * row).sum()
                 ds = np.where(live, rnd(ds * head["slope"]), 0.0)
                 dqs[n] = rnd(_product(ds, ks[h], live, rounding) * call["scale"])
                 dks[h] += rnd(_product(ds.T, qs[n], live.T, rounding) * call["scale"])
