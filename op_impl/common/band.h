@@ -2,7 +2,8 @@
 #pragma once
 #include <cstdint>
 
-// Inlined always: kernels are compiled for several instruction sets, and a shared out-of-line copy could come from any of them.
+// Inlined always: kernels are compiled for several instruction sets, and a shared out-of-line copy could come from any
+// of them.
 #define MSF_ALWAYS_INLINE __attribute__((always_inline))
 
 namespace msf {

@@ -9,11 +9,11 @@ namespace msf {
 enum class DType : uint8_t { none, f32, f16, bf16, u8, i32, i64 };
 
 MSF_ALWAYS_INLINE inline int64_t size_of(DType t) {
-  return t == DType::u8                          ? 1
-         : t == DType::f16 || t == DType::bf16   ? 2
-         : t == DType::f32 || t == DType::i32    ? 4
-         : t == DType::i64                       ? 8
-                                                 : 0;
+  return t == DType::u8                        ? 1
+         : t == DType::f16 || t == DType::bf16 ? 2
+         : t == DType::f32 || t == DType::i32  ? 4
+         : t == DType::i64                     ? 8
+                                               : 0;
 }
 
 // (batch, head, row, channel) view of any layout; strides in elements, channels contiguous.
@@ -23,7 +23,9 @@ struct Tensor4 {
   int64_t b = 0, h = 0, s = 0;
 
   explicit operator bool() const { return data != nullptr; }
-  MSF_ALWAYS_INLINE char* row(int64_t ib, int64_t ih, int64_t is) const { return data + (ib * b + ih * h + is * s) * size_of(dtype); }
+  MSF_ALWAYS_INLINE char* row(int64_t ib, int64_t ih, int64_t is) const {
+    return data + (ib * b + ih * h + is * s) * size_of(dtype);
+  }
 };
 
 // (batch, head, query, key) plane that broadcasts: a stride of 0 repeats; k is 0 or 1.
@@ -34,7 +36,9 @@ struct Plane {
   int64_t rows = 0, cols = 0;  // extent of the stored plane (1 where it repeats)
 
   explicit operator bool() const { return data != nullptr; }
-  MSF_ALWAYS_INLINE char* row(int64_t ib, int64_t ih, int64_t iq) const { return data + (ib * b + ih * h + iq * q) * size_of(dtype); }
+  MSF_ALWAYS_INLINE char* row(int64_t ib, int64_t ih, int64_t iq) const {
+    return data + (ib * b + ih * h + iq * q) * size_of(dtype);
+  }
 };
 
 // One sequence of the batch. Dense layouts: the base rows are 0 and the batch stride does the rest.
@@ -44,39 +48,39 @@ struct Sequence {
 
 struct Problem {
   int64_t batch = 0, heads = 0, kv_heads = 0, d = 0, dv = 0;
-  const Sequence* seq = nullptr;    // [batch]
-  int64_t max_q = 0, max_k = 0;     // the longest of them
-  int64_t q_rows = 0, k_rows = 0;   // rows stored per (batch, head); TND: the packed totals
+  const Sequence* seq = nullptr;   // [batch]
+  int64_t max_q = 0, max_k = 0;    // the longest of them
+  int64_t q_rows = 0, k_rows = 0;  // rows stored per (batch, head); TND: the packed totals
   bool varlen = false, packed = false;
 
-  double scale = 1;                 // on q.k, before softcap
-  double softcap = 0;               // 0: off
-  double dropout = 0;               // probability of dropping
-  double fill = 0;                  // score of masked positions when has_fill; else they are excluded
+  double scale = 1;    // on q.k, before softcap
+  double softcap = 0;  // 0: off
+  double dropout = 0;  // probability of dropping
+  double fill = 0;     // score of masked positions when has_fill; else they are excluded
   bool has_fill = false, high = false, bottom_right = true;
-  int64_t left = -1, right = -1;    // window, -1: unlimited; causal is right = 0
-  uint64_t seed = 0, offset = 0;    // Philox
-  int64_t block_m = 0, block_n = 0; // 0: the kernel's choice
+  int64_t left = -1, right = -1;     // window, -1: unlimited; causal is right = 0
+  uint64_t seed = 0, offset = 0;     // Philox
+  int64_t block_m = 0, block_n = 0;  // 0: the kernel's choice
 
   Tensor4 q, k, v, out, dout, dq, dk, dv_;
   Plane mask, bias, dbias, drop_mask;
-  const float* alibi = nullptr;     // slope of (batch, head) at alibi[b * alibi_b + h]
+  const float* alibi = nullptr;  // slope of (batch, head) at alibi[b * alibi_b + h]
   int64_t alibi_b = 0;
-  const void* sinks = nullptr;      // [heads]
+  const void* sinks = nullptr;  // [heads]
   void* dsinks = nullptr;
   DType sinks_dtype = DType::none;
 
-  // Row statistics, float32, addressed b * stat_b + h * stat_h + q_base + i. Base-2 domain: the probability of score s
-  // (in units of log2) is exp2(s - row_max) / row_sum; kept apart because their logarithm loses digits near -1e4.
+  // Row statistics, float32, addressed b * stat_b + h * stat_h + q_base + i. row_max is in the
+  // units of the kernel's scores; kept apart from row_sum because the logarithm of both loses digits near -1e4.
   float *lse = nullptr, *row_max = nullptr, *row_sum = nullptr;
   const float* dlse = nullptr;
   int64_t stat_b = 0, stat_h = 0;
 
   MSF_ALWAYS_INLINE int64_t group() const { return heads / kv_heads; }
-  MSF_ALWAYS_INLINE int64_t stat(int64_t b, int64_t h, int64_t i) const { return b * stat_b + h * stat_h + seq[b].q_base + i; }
-  MSF_ALWAYS_INLINE Band band(int64_t b) const {
-    return Band(seq[b].q_len, seq[b].k_len, left, right, bottom_right);
+  MSF_ALWAYS_INLINE int64_t stat(int64_t b, int64_t h, int64_t i) const {
+    return b * stat_b + h * stat_h + seq[b].q_base + i;
   }
+  MSF_ALWAYS_INLINE Band band(int64_t b) const { return Band(seq[b].q_len, seq[b].k_len, left, right, bottom_right); }
 };
 
 }  // namespace msf

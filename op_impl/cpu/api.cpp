@@ -121,7 +121,9 @@ const char* msflash_cpu_isa_list() {
 int msflash_cpu_force_isa(const char* isa) {
   return guarded([&] {
     const Kernels* k = find_kernels(isa);
-    if (!k) throw std::invalid_argument(std::string("the instruction set '") + isa + "' must be one of " + msflash_cpu_isa_list() + ".");
+    if (!k)
+      throw std::invalid_argument(std::string("the instruction set '") + isa + "' must be one of " +
+                                  msflash_cpu_isa_list() + ".");
     selection() = k;
   });
 }

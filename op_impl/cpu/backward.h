@@ -1,11 +1,11 @@
-// Backward (Dao et al., "FlashAttention-2", 2023, algorithm 2): five products per tile, probabilities recomputed from the
-// saved row maximum and row sum, S x S never stored.
-//   P = exp2(S - max) / sum      dV += P^T dO      dP = dO V^T      dS = P (dP - delta + dLSE)
+// Backward (Dao et al., "FlashAttention-2", 2023, algorithm 2): five products per tile, probabilities recomputed from
+// the saved row maximum and row sum, S x S never stored.
+//   P = exp(S - max) / sum       dV += P^T dO      dP = dO V^T      dS = P (dP - delta + dLSE)
 //   dQ += dS K scale             dK += dS^T Q scale                 delta = rowsum(dO * O)
 //
-// A task owns one (batch, kv head), all query heads of its group, and a range of keys: it keeps dK, dV of a key block at hand
-// while it walks the query rows, and dQ of all rows. With few (batch, kv head) pairs the keys are split between tasks, each
-// with a dQ of its own, added up in fixed order; how many depends on the problem alone.
+// A task owns one (batch, kv head), all query heads of its group, and a range of keys: it keeps dK, dV of a key block
+// at hand while it walks the query rows, and dQ of all rows. With few (batch, kv head) pairs the keys are split between
+// tasks, each with a dQ of its own, added up in fixed order; how many depends on the problem alone.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -15,12 +15,13 @@
 
 namespace {
 
-// Query rows ready for the products: channels by lanes (for scores) and lanes by channels (for dK, dV), and row statistics.
+// Query rows ready for the products: channels by lanes (for scores) and lanes by channels (for dK, dV), and row
+// statistics.
 template <class T>
 struct QueryBlock {
   Rows rows;
-  T *q_t, *do_t, *q, *dout;               // [d][lanes] tile after tile, scaled; [dv][lanes]; [lanes][dp]; [lanes][dvp]
-  T *max, *inverse, *shift;               // row maximum, 1 / row sum, dLSE - delta
+  T *q_t, *do_t, *q, *dout;  // [d][lanes] tile after tile, scaled; [dv][lanes]; [lanes][dp]; [lanes][dvp]
+  T *max, *inverse, *shift;  // row maximum, 1 / row sum, dLSE - delta
   bool finite = true;
 
   static int64_t elements(const Problem& p, int64_t rows, bool by_channels) {
@@ -54,7 +55,7 @@ struct QueryBlock {
         unpack(p.q, b, rows.head[r], row, p.d, q + r * dp);
         unpack(p.dout, b, rows.head[r], row, p.dv, dout + r * dvp);
       }
-      if (p.row_sum[at] == 0) continue;  // no key: probabilities are exp2(-inf - 0) * 0
+      if (p.row_sum[at] == 0) continue;                               // no key: probabilities are exp2(-inf - 0) * 0
       max[r] = p.row_max[at] == -INFINITY ? T(0) : T(p.row_max[at]);  // -inf beside a sum: every score was NaN
       inverse[r] = T(1) / T(p.row_sum[at]);
       shift[r] = (p.dlse ? T(p.dlse[at]) : T(0)) - delta(p, b, rows.head[r], row);
@@ -76,7 +77,8 @@ struct QueryBlock {
     V<T> sum{};
     with_storage(p.out.dtype, [&](auto* storage) {
       using S = std::remove_pointer_t<decltype(storage)>;
-      const S *o = reinterpret_cast<const S*>(p.out.row(b, h, row)), *g = reinterpret_cast<const S*>(p.dout.row(b, h, row));
+      const S *o = reinterpret_cast<const S*>(p.out.row(b, h, row)),
+              *g = reinterpret_cast<const S*>(p.dout.row(b, h, row));
       // the output of a row without keys is 0, and then so is delta, whatever lies in dout
       auto add = [&](V<T> x, V<T> y) { sum += x != T(0) ? x * y : V<T>{}; };
       int64_t c = 0;
@@ -87,19 +89,21 @@ struct QueryBlock {
   }
 };
 
-// Probabilities (with dropout) and score gradients of a tile, from its scores in `prob` and dP in `grad`, both rewritten.
-// `slope` multiplies the gradient: d(score)/d(q.k scale), or d(score)/d(bias). GUARDED: a row may hold NaN, which must not reach
-// the keys it does not see.
+// Probabilities (with dropout) and score gradients of a tile, from its scores in `prob` and dP in `grad`, both
+// rewritten. `slope` multiplies the gradient: d(score)/d(q.k scale), or d(score)/d(bias). GUARDED: a row may hold NaN,
+// which must not reach the keys it does not see.
 template <class T, bool GUARDED>
-void probabilities_and_gradients(const Problem& p, const Tile& t, const QueryBlock<T>& q, T* prob, T* grad, int64_t ld, T* keep,
-                                 const T* slope) {
+void probabilities_and_gradients(const Problem& p, const Tile& t, const QueryBlock<T>& q, T* prob, T* grad, int64_t ld,
+                                 T* keep, const T* slope) {
   constexpr int W = kLanes<T>;
+  const bool is_natural = natural(p);
   if (keep) dropout_tile(p, t, keep);
   for (int l = 0; l < t.lanes; l += W) {
-    const V<T> max = load(q.max + t.first + l), inverse = load(q.inverse + t.first + l), shift = load(q.shift + t.first + l);
+    const V<T> max = load(q.max + t.first + l), inverse = load(q.inverse + t.first + l),
+               shift = load(q.shift + t.first + l);
     each_key(t, [&](int64_t j) {
       const V<T> x = load(prob + j * ld + l);
-      V<T> e = exp2(x - max) * inverse, g = load(grad + j * ld + l);
+      V<T> e = exp2(is_natural ? (x - max) * T(kLog2e) : x - max) * inverse, g = load(grad + j * ld + l);
       if (GUARDED) e = x == T(-INFINITY) ? V<T>{} : e;
       if (keep) {
         V<T> z = load(keep + j * t.lanes + l);
@@ -135,7 +139,8 @@ class Backward {
   void run() {
     constexpr int64_t kEnoughTasks = 8, kKeysPerPart = 256;
     const int64_t pairs = p_.batch * p_.kv_heads;
-    parts_ = pairs == 0 || pairs >= kEnoughTasks ? 1 : Band::clamp(kEnoughTasks / pairs, 1, p_.max_k / kKeysPerPart + 1);
+    parts_ =
+        pairs == 0 || pairs >= kEnoughTasks ? 1 : Band::clamp(kEnoughTasks / pairs, 1, p_.max_k / kKeysPerPart + 1);
     for (int64_t b = 0; b < p_.batch; ++b)
       for (int64_t h = 0; h < p_.kv_heads; ++h)
         for (int64_t part = 0; part < parts_; ++part) {
@@ -165,10 +170,12 @@ class Backward {
     constexpr int L = kTileLanes<T>;
     const int64_t rows = p_.seq[t.b].q_len * p_.group(), n_blocks = blocks(p_.seq[t.b].q_len);
     const int64_t dp = round_up(p_.d, kLanes<T>), dvp = round_up(p_.dv, kLanes<T>);
-    const int64_t ld = round_up(block_m_, kLanes<T>), block_elements = round_up(QueryBlock<T>::elements(p_, block_m_, true), 16);
-    Arena arena{msf::thread_scratch(n_blocks * (sizeof(QueryBlock<T>) + (block_elements + (t.parts == 1) * dq_block()) * sizeof(T)) +
-                                    block_n_ * (2 * dp + 2 * dvp + 2 * ld) * sizeof(T) + ScorePieces<T>::bytes(p_, block_n_) +
-                                    (n_blocks + 32) * 64)};
+    const int64_t ld = round_up(block_m_, kLanes<T>),
+                  block_elements = round_up(QueryBlock<T>::elements(p_, block_m_, true), 16);
+    Arena arena{msf::thread_scratch(
+        n_blocks * (sizeof(QueryBlock<T>) + (block_elements + (t.parts == 1) * dq_block()) * sizeof(T)) +
+        block_n_ * (2 * dp + 2 * dvp + 2 * ld) * sizeof(T) + ScorePieces<T>::bytes(p_, block_n_) +
+        (n_blocks + 32) * 64)};
     QueryBlock<T>* query = arena.take<QueryBlock<T>>(n_blocks);
     T* dq = t.parts == 1 ? arena.take<T>(n_blocks * dq_block())
                          : dq_parts_.data + ((t.b * p_.kv_heads + t.kv_head) * parts_ + t.part) * dq_size_;
@@ -234,15 +241,17 @@ class Backward {
       for (int f = 0; f < q.rows.n; f += L) {
         Tile tile = make_tile<T>(band, t.b, q.rows, f, j0, j1);
         T *prob = w.prob + f, *grad = w.grad + f;
-        if (tile.hi <= tile.lo || !score_tile(p_, band, tile, q.q_t + f * p_.d, k, prob, w.ld, w.piece)) tile.lo = tile.hi = 0;
+        if (tile.hi <= tile.lo || !score_tile(p_, band, tile, q.q_t + f * p_.d, k, prob, w.ld, w.piece))
+          tile.lo = tile.hi = 0;
         whole &= tile.whole && tile.lo == 0 && tile.hi == n;
         any |= tile.hi > tile.lo;
-        product<T, LaneTile, Side::rows, Start::zero, Guard::none>(tile.hi - tile.lo, tile.lanes / W, p_.dv, v.data + tile.lo * v.ld,
-                                                                    v.ld, q.do_t + f * p_.dv, tile.lanes, grad + tile.lo * w.ld, w.ld);
+        product<T, LaneTile, Side::rows, Start::zero, Guard::none>(tile.hi - tile.lo, tile.lanes / W, p_.dv,
+                                                                   v.data + tile.lo * v.ld, v.ld, q.do_t + f * p_.dv,
+                                                                   tile.lanes, grad + tile.lo * w.ld, w.ld);
         probabilities_and_gradients<T, IN_A != Guard::none>(p_, tile, q, prob, grad, w.ld, w.piece.keep, w.piece.slope);
-        product<T, LaneTile, Side::columns, Start::keep, IN_B>(p_.d, tile.lanes / W, tile.hi - tile.lo, k.data + tile.lo * k.ld,
-                                                               k.ld, grad + tile.lo * w.ld, w.ld, dq + i * dq_block() + f * p_.d,
-                                                               tile.lanes);
+        product<T, LaneTile, Side::columns, Start::keep, IN_B>(p_.d, tile.lanes / W, tile.hi - tile.lo,
+                                                               k.data + tile.lo * k.ld, k.ld, grad + tile.lo * w.ld,
+                                                               w.ld, dq + i * dq_block() + f * p_.d, tile.lanes);
         for (int64_t j = 0; j < n; ++j)
           if (j < tile.lo || j >= tile.hi)
             for (int l = 0; l < tile.lanes; l += W) put(prob + j * w.ld + l, V<T>{}), put(grad + j * w.ld + l, V<T>{});
@@ -257,17 +266,18 @@ class Backward {
           first = Band::clamp(band.first_query(j0 + j) * g - row0, 0, q.rows.n);
           last = Band::clamp((band.last_query(j0 + j + m - 1) + 1) * g - row0, first, q.rows.n);
         }
-        product<T, ChannelTile, Side::rows, Start::keep, IN_A>(m, int(dvp / W), last - first, w.prob + j * w.ld + first, w.ld,
-                                                               q.dout + first * dvp, dvp, w.dv + j * dvp, dvp);
-        product<T, ChannelTile, Side::rows, Start::keep, IN_A>(m, int(dp / W), last - first, w.grad + j * w.ld + first, w.ld,
-                                                               q.q + first * dp, dp, w.dk + j * dp, dp);
+        product<T, ChannelTile, Side::rows, Start::keep, IN_A>(m, int(dvp / W), last - first, w.prob + j * w.ld + first,
+                                                               w.ld, q.dout + first * dvp, dvp, w.dv + j * dvp, dvp);
+        product<T, ChannelTile, Side::rows, Start::keep, IN_A>(m, int(dp / W), last - first, w.grad + j * w.ld + first,
+                                                               w.ld, q.q + first * dp, dp, w.dk + j * dp, dp);
       }
     }
     store_rows(p_.dk, t, j0, j1, p_.d, w.dk, dp, T(p_.scale));
     store_rows(p_.dv_, t, j0, j1, p_.dv, w.dv, dvp, T(1));
   }
 
-  void store_rows(const Tensor4& x, const Task& t, int64_t j0, int64_t j1, int64_t channels, const T* src, int64_t ld, T scale) {
+  void store_rows(const Tensor4& x, const Task& t, int64_t j0, int64_t j1, int64_t channels, const T* src, int64_t ld,
+                  T scale) {
     constexpr int W = kLanes<T>;
     with_storage(x.dtype, [&](auto* storage) {
       using S = std::remove_pointer_t<decltype(storage)>;
@@ -302,14 +312,15 @@ class Backward {
 
   // d(sink) = sum over rows of p_sink (dLSE - delta), p_sink = exp(sink) / denominator
   void sink_gradients(const Task& t, const QueryBlock<T>* query, int64_t n_blocks) {
-    for (int64_t h = t.kv_head * p_.group(); h < (t.kv_head + 1) * p_.group(); ++h) dsinks_.data[t.b * p_.heads + h] = 0;
+    for (int64_t h = t.kv_head * p_.group(); h < (t.kv_head + 1) * p_.group(); ++h)
+      dsinks_.data[t.b * p_.heads + h] = 0;
     for (int64_t i = 0; i < n_blocks; ++i)
       for (int r = 0; r < query[i].rows.n; ++r) {
         const int64_t head = query[i].rows.head[r];
-        const double sink = read_sink(p_, head) * kLog2e;
+        const double sink = read_sink(p_, head) * per_nat(p_);
         if (query[i].inverse[r] == 0 || sink == -INFINITY) continue;
-        dsinks_.data[t.b * p_.heads + head] +=
-            __builtin_exp2(sink - double(query[i].max[r])) * double(query[i].inverse[r]) * double(query[i].shift[r]);
+        dsinks_.data[t.b * p_.heads + head] += __builtin_exp2((sink - double(query[i].max[r])) * to_log2(p_)) *
+                                               double(query[i].inverse[r]) * double(query[i].shift[r]);
       }
   }
 

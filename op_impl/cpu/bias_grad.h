@@ -1,8 +1,8 @@
 // Gradient of the additive bias: dBias = dS, summed over whatever the bias repeats over.
 //
-// A task owns a piece of the bias (all of an axis that repeats, a block of one that does not) and adds everything that falls
-// on it in fixed order, so the sum is the same for any number of threads. Scores and dP are computed anew: two products more,
-// for a bias that asks for its gradient only.
+// A task owns a piece of the bias (all of an axis that repeats, a block of one that does not) and adds everything that
+// falls on it in fixed order, so the sum is the same for any number of threads. Scores and dP are computed anew: two
+// products more, for a bias that asks for its gradient only.
 #pragma once
 #include "cpu/backward.h"
 
@@ -60,11 +60,13 @@ class BiasGrad {
             const Block<T> v = load_block(p_, p_.v, b, kv_head, k0, k1, p_.dv, v_buffer);
             for (int f = 0; f < query->rows.n; f += L) {
               const Tile tile = make_tile<T>(band, b, query->rows, f, k0, k1);
-              if (tile.hi <= tile.lo || !score_tile(p_, band, tile, query->q_t + f * p_.d, k, prob, tile.lanes, piece)) continue;
+              if (tile.hi <= tile.lo || !score_tile(p_, band, tile, query->q_t + f * p_.d, k, prob, tile.lanes, piece))
+                continue;
               product<T, LaneTile, Side::rows, Start::zero, Guard::none>(
-                  tile.hi - tile.lo, tile.lanes / W, p_.dv, v.data + tile.lo * v.ld, v.ld, query->do_t + f * p_.dv, tile.lanes,
-                  grad + tile.lo * tile.lanes, tile.lanes);
-              probabilities_and_gradients<T, true>(p_, tile, *query, prob, grad, tile.lanes, piece.keep, piece.bias_slope);
+                  tile.hi - tile.lo, tile.lanes / W, p_.dv, v.data + tile.lo * v.ld, v.ld, query->do_t + f * p_.dv,
+                  tile.lanes, grad + tile.lo * tile.lanes, tile.lanes);
+              probabilities_and_gradients<T, true>(p_, tile, *query, prob, grad, tile.lanes, piece.keep,
+                                                   piece.bias_slope);
               add(tile, grad, sums, ld);
             }
           }

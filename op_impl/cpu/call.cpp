@@ -30,7 +30,8 @@ std::string show(const std::vector<int64_t>& shape) {
 }
 
 double number(const std::string& key, const std::string& value) {
-  static const locale_t c = newlocale(LC_ALL_MASK, "C", nullptr);  // the decimal point is a point whatever the user's locale
+  static const locale_t c =
+      newlocale(LC_ALL_MASK, "C", nullptr);  // the decimal point is a point whatever the user's locale
   char* end = nullptr;
   double x = strtod_l(value.c_str(), &end, c);
   if (value.empty() || *end) fail("the attribute '", key, "' must be a number, but got '", value, "'.");
@@ -112,14 +113,16 @@ Plane plane(const char* name, const Array& a, const Problem& p) {
 
 // Cumulative lengths, checked: they are data, so this is the first place that can.
 std::vector<int64_t> cumulative(const char* name, const Array& a, int64_t total) {
-  if (a.shape.size() != 1 || a.shape[0] < 1) fail("'", name, "' must be of shape (batch + 1,), but got ", show(a.shape), ".");
+  if (a.shape.size() != 1 || a.shape[0] < 1)
+    fail("'", name, "' must be of shape (batch + 1,), but got ", show(a.shape), ".");
   std::vector<int64_t> c(a.shape[0]);
   for (size_t i = 0; i < c.size(); ++i)
     c[i] = a.dtype == DType::i32 ? static_cast<const int32_t*>(a.data)[i] : static_cast<const int64_t*>(a.data)[i];
   if (c[0] != 0) fail("'", name, "' must start with 0, but got ", c[0], ".");
   for (size_t i = 1; i < c.size(); ++i)
     if (c[i] < c[i - 1]) fail("'", name, "' must not decrease, but got ", c[i - 1], " followed by ", c[i], ".");
-  if (c.back() > total) fail("the last value of '", name, "' must be at most the number of rows ", total, ", but got ", c.back(), ".");
+  if (c.back() > total)
+    fail("the last value of '", name, "' must be at most the number of rows ", total, ", but got ", c.back(), ".");
   return c;
 }
 
@@ -178,7 +181,8 @@ Spec::Spec(const std::string& text) {
     else
       fail("the attribute 'spec' has the unknown key '", key, "'.");
   }
-  if (present.size() != size_t(kForwardInputs)) fail("the attribute 'present' must have ", int(kForwardInputs), " digits.");
+  if (present.size() != size_t(kForwardInputs))
+    fail("the attribute 'present' must have ", int(kForwardInputs), " digits.");
   if (!(fixed.dropout >= 0 && fixed.dropout < 1)) fail("'dropout_p' must be in [0, 1), but got ", fixed.dropout, ".");
 }
 
@@ -190,9 +194,9 @@ int Spec::position(int slot) const {
 int Spec::rank() const { return layout == Layout::BNSD || layout == Layout::BSND ? 4 : 3; }
 
 DType dtype_of(const char* name) {
-  const std::pair<const char*, DType> names[] = {{"float32", DType::f32}, {"float16", DType::f16}, {"bfloat16", DType::bf16},
-                                                 {"bool", DType::u8},     {"uint8", DType::u8},    {"int32", DType::i32},
-                                                 {"int64", DType::i64},   {"none", DType::none}};
+  const std::pair<const char*, DType> names[] = {
+      {"float32", DType::f32}, {"float16", DType::f16}, {"bfloat16", DType::bf16}, {"bool", DType::u8},
+      {"uint8", DType::u8},    {"int32", DType::i32},   {"int64", DType::i64},     {"none", DType::none}};
   for (auto& [text, dtype] : names)
     if (!std::strcmp(name, text)) return dtype;
   fail("the dtype '", name, "' is not supported.");
@@ -201,13 +205,15 @@ DType dtype_of(const char* name) {
 void run(Op op, const Spec& spec, const std::vector<Array>& params) {
   const int inputs = op == Op::forward ? int(kForwardInputs) : int(kBackwardInputs);
   const size_t outputs = op == Op::bias_grad ? 1 : 4;
-  if (params.size() != inputs + outputs) fail("the op takes ", inputs + outputs, " arrays, but got ", params.size(), ".");
+  if (params.size() != inputs + outputs)
+    fail("the op takes ", inputs + outputs, " arrays, but got ", params.size(), ".");
   const Array* out = params.data() + inputs;
   Problem p = spec.fixed;
   p.packed = spec.packed;
   p.varlen = spec.layout == Layout::TND;
   for (int slot = 0; slot < kForwardInputs; ++slot)
-    if (spec.has(slot) != (params[slot].dtype != DType::none)) fail("input ", slot, " disagrees with the attribute 'present'.");
+    if (spec.has(slot) != (params[slot].dtype != DType::none))
+      fail("input ", slot, " disagrees with the attribute 'present'.");
 
   // query, key, value
   const Array& query = params[kQuery];
@@ -216,7 +222,8 @@ void run(Op op, const Spec& spec, const std::vector<Array>& params) {
     if (spec.heads <= 0 || spec.kv_heads <= 0) fail("packed query, key and value need 'num_heads' and 'num_kv_heads'.");
     View all = view("query", spec.layout, query, spec.heads + 2 * spec.kv_heads);
     if (all.heads != spec.heads + 2 * spec.kv_heads)
-      fail("the packed heads must be num_heads + 2 * num_kv_heads = ", spec.heads + 2 * spec.kv_heads, ", but got ", all.heads, ".");
+      fail("the packed heads must be num_heads + 2 * num_kv_heads = ", spec.heads + 2 * spec.kv_heads, ", but got ",
+           all.heads, ".");
     q = k = v = all;
     q.heads = spec.heads;
     k.heads = v.heads = spec.kv_heads;
@@ -228,15 +235,17 @@ void run(Op op, const Spec& spec, const std::vector<Array>& params) {
     v = view("value", spec.layout, params[kValue], spec.kv_heads);
   }
   const DType dtype = query.dtype;
-  if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16) fail("'query' must be float32, float16 or bfloat16.");
+  if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16)
+    fail("'query' must be float32, float16 or bfloat16.");
   if (k.tensor.dtype != dtype || v.tensor.dtype != dtype) fail("'query', 'key' and 'value' must have the same dtype.");
   if (k.batch != q.batch || v.batch != q.batch)
-    fail("the batch size of 'query', 'key' and 'value' must be the same, but got ", q.batch, ", ", k.batch, " and ", v.batch, ".");
+    fail("the batch size of 'query', 'key' and 'value' must be the same, but got ", q.batch, ", ", k.batch, " and ",
+         v.batch, ".");
   if (k.channels != q.channels)
     fail("the 'head_dim' of 'key' must be equal to that of 'query' ", q.channels, ", but got ", k.channels, ".");
   if (v.heads != k.heads || v.length != k.length)
-    fail("'key' and 'value' must have the same heads and length, but got the shapes ", show(params[kKey].shape), " and ",
-         show(params[kValue].shape), ".");
+    fail("'key' and 'value' must have the same heads and length, but got the shapes ", show(params[kKey].shape),
+         " and ", show(params[kValue].shape), ".");
   if (q.channels < 1) fail("the 'head_dim' of 'query' must be at least 1, but got ", q.channels, ".");
   if (q.heads > 0 && (k.heads < 1 || q.heads % k.heads != 0))
     fail("the heads of 'query' must be a multiple of those of 'key' ", k.heads, ", but got ", q.heads, ".");
@@ -258,9 +267,11 @@ void run(Op op, const Spec& spec, const std::vector<Array>& params) {
     const std::vector<int64_t> cu_q = cumulative("cu_seqlens_q", params[kCuQ], q.length);
     const std::vector<int64_t> cu_k = cumulative("cu_seqlens_k", params[kCuK], k.length);
     if (cu_q.size() != cu_k.size())
-      fail("'cu_seqlens_q' and 'cu_seqlens_k' must have the same length, but got ", cu_q.size(), " and ", cu_k.size(), ".");
+      fail("'cu_seqlens_q' and 'cu_seqlens_k' must have the same length, but got ", cu_q.size(), " and ", cu_k.size(),
+           ".");
     p.batch = int64_t(cu_q.size()) - 1;
-    for (int64_t b = 0; b < p.batch; ++b) sequences.push_back({cu_q[b], cu_k[b], cu_q[b + 1] - cu_q[b], cu_k[b + 1] - cu_k[b]});
+    for (int64_t b = 0; b < p.batch; ++b)
+      sequences.push_back({cu_q[b], cu_k[b], cu_q[b + 1] - cu_q[b], cu_k[b + 1] - cu_k[b]});
   } else {
     sequences.assign(p.batch, {0, 0, q.length, k.length});
   }
@@ -284,12 +295,14 @@ void run(Op op, const Spec& spec, const std::vector<Array>& params) {
   }
   if (spec.has(kSinks)) {
     if (params[kSinks].shape != std::vector<int64_t>{p.heads})
-      fail("the shape of 'sinks' must be (num_heads,) = ", show({p.heads}), ", but got ", show(params[kSinks].shape), ".");
+      fail("the shape of 'sinks' must be (num_heads,) = ", show({p.heads}), ", but got ", show(params[kSinks].shape),
+           ".");
     p.sinks = params[kSinks].data;
     p.sinks_dtype = params[kSinks].dtype;
   }
   if (spec.has(kSeed)) {
-    if (params[kSeed].shape != std::vector<int64_t>{2}) fail("the shape of 'seed' must be (2,), but got ", show(params[kSeed].shape), ".");
+    if (params[kSeed].shape != std::vector<int64_t>{2})
+      fail("the shape of 'seed' must be (2,), but got ", show(params[kSeed].shape), ".");
     p.seed = uint64_t(static_cast<const int64_t*>(params[kSeed].data)[0]);
     p.offset = uint64_t(static_cast<const int64_t*>(params[kSeed].data)[1]);
   }
@@ -345,7 +358,8 @@ void run(Op op, const Spec& spec, const std::vector<Array>& params) {
   kernels->backward(p);
 }
 
-std::vector<std::vector<int64_t>> infer_shapes(Op op, const Spec& spec, const std::vector<std::vector<int64_t>>& inputs) {
+std::vector<std::vector<int64_t>> infer_shapes(Op op, const Spec& spec,
+                                               const std::vector<std::vector<int64_t>>& inputs) {
   using Shape = std::vector<int64_t>;
   auto shape = [&](int slot) { return inputs.at(spec.position(slot)); };
   auto unknown = [](const Shape& s) { return s.size() == 1 && s[0] == -2; };
@@ -353,7 +367,8 @@ std::vector<std::vector<int64_t>> infer_shapes(Op op, const Spec& spec, const st
   if (op == Op::bias_grad) return {shape(kBias)};
   if (op == Op::backward) {
     const Shape one{1}, q = shape(kQuery);
-    return {q, spec.packed ? one : shape(kKey), spec.packed ? one : shape(kValue), spec.has(kSinks) ? shape(kSinks) : one};
+    return {q, spec.packed ? one : shape(kKey), spec.packed ? one : shape(kValue),
+            spec.has(kSinks) ? shape(kSinks) : one};
   }
   Shape q = known(shape(kQuery));
   if (spec.layout == Layout::BSND && q.size() == 5) q = {q[0], q[1], q[2] < 0 || q[3] < 0 ? -1 : q[2] * q[3], q[4]};
@@ -361,7 +376,9 @@ std::vector<std::vector<int64_t>> infer_shapes(Op op, const Spec& spec, const st
   // heads, length and channels of a shape in this layout, by axis
   Shape out = q;
   int64_t heads = spec.heads, length = -1;
-  auto hidden = [](int64_t size, int64_t have, int64_t want) { return size < 0 || have <= 0 ? -1 : size / have * want; };
+  auto hidden = [](int64_t size, int64_t have, int64_t want) {
+    return size < 0 || have <= 0 ? -1 : size / have * want;
+  };
   switch (spec.layout) {
     case Layout::BNSD:
       heads = spec.packed ? spec.heads : q[1];

@@ -58,7 +58,8 @@ struct Array {
 void run(Op op, const Spec& spec, const std::vector<Array>& params);
 
 // Output shapes from input shapes (absent inputs left out; -1: unknown length; {-2}: unknown rank).
-std::vector<std::vector<int64_t>> infer_shapes(Op op, const Spec& spec, const std::vector<std::vector<int64_t>>& inputs);
+std::vector<std::vector<int64_t>> infer_shapes(Op op, const Spec& spec,
+                                               const std::vector<std::vector<int64_t>>& inputs);
 
 DType dtype_of(const char* name);
 

@@ -3,8 +3,8 @@
 // so that maximum, sum and rescaling run down a register and K, V are read as they lie in memory.
 //
 // A task owns some query rows of one (batch, kv head), all heads of its group, and walks the keys in blocks. Where that
-// gives too few tasks (decoding), the keys are split as well and the parts merged in fixed order; how many parts depends on
-// the problem alone, so results are the same for any number of threads.
+// gives too few tasks (decoding), the keys are split as well and the parts merged in fixed order; how many parts
+// depends on the problem alone, so results are the same for any number of threads.
 #pragma once
 #include <algorithm>
 #include <vector>  // of types of this file only: see simd.h on names shared between builds
@@ -23,9 +23,7 @@ template <class T>
 struct ForwardState {  // O^T, row maximum and row sum of a task's rows, tile after tile
   T *o, *max, *sum;
 
-  static int64_t elements(int64_t rows, int64_t dv) {
-    return round_up(rows, kLanes<T>) * (dv + 2);
-  }
+  static int64_t elements(int64_t rows, int64_t dv) { return round_up(rows, kLanes<T>) * (dv + 2); }
   void place(T* at, int64_t rows, int64_t dv) {
     const int64_t padded = round_up(rows, kLanes<T>);
     o = at;
@@ -38,9 +36,10 @@ template <class T>
 class Forward {
  public:
   explicit Forward(const Problem& p) : p_(p) {
-    // 192 rows share each block of K and V: measured 20 % faster than 96 for float32 (AVX-512, head_dim 64), and no slower
-    // for 16-bit, which also widens the block. 384 gains little and leaves fewer tasks.
-    block_m_ = p.block_m ? Band::clamp(round_up(p.block_m, kTileLanes<T>), kTileLanes<T>, kMaxRows) : round_up(192, kTileLanes<T>);
+    // 192 rows share each block of K and V: measured 20 % faster than 96 for float32 (AVX-512, head_dim 64), and no
+    // slower for 16-bit, which also widens the block. 384 gains little and leaves fewer tasks.
+    block_m_ = p.block_m ? Band::clamp(round_up(p.block_m, kTileLanes<T>), kTileLanes<T>, kMaxRows)
+                         : round_up(192, kTileLanes<T>);
     block_n_ = p.block_n ? Band::clamp(round_up(p.block_n, 8), 8, 1024) : 128;
   }
 
@@ -53,7 +52,8 @@ class Forward {
  private:
   void plan() {
     int64_t blocks = 0;
-    for (int64_t b = 0; b < p_.batch; ++b) blocks += (p_.seq[b].q_len * p_.group() + block_m_ - 1) / block_m_ * p_.kv_heads;
+    for (int64_t b = 0; b < p_.batch; ++b)
+      blocks += (p_.seq[b].q_len * p_.group() + block_m_ - 1) / block_m_ * p_.kv_heads;
     constexpr int64_t kEnoughTasks = 32, kKeysPerPart = 512;
     for (int64_t b = 0; b < p_.batch; ++b) {
       const Band band = p_.band(b);
@@ -94,8 +94,8 @@ class Forward {
       const int lanes = int(round_up(std::min(rows.n - f, kTileLanes<T>), kLanes<T>));
       pack_transposed<T>(p_, p_.q, t.b, rows, f, lanes, p_.d, query_scale(p_), q + f * p_.d);
     }
-    // NaN or Inf in a value row that some query must not see would reach it as 0 * NaN. That shows in the output, so the
-    // rare case is found there, and costs nothing where values are finite.
+    // NaN or Inf in a value row that some query must not see would reach it as 0 * NaN. That shows in the output, so
+    // the rare case is found there, and costs nothing where values are finite.
     if (!attend<Guard::none>(t, rows, q, state, arena)) attend<Guard::zero_in_b>(t, rows, q, state, arena);
     if (t.parts == 1) finish(t, rows, state);
   }
@@ -123,14 +123,18 @@ class Forward {
         const Tile tile = make_tile<T>(band, t.b, rows, f, j0, j1);
         if (tile.hi <= tile.lo || !score_tile(p_, band, tile, q + f * p_.d, k, s, tile.lanes, piece)) continue;
         alignas(64) T alpha[L];
-        softmax(tile, s, state.max + f, state.sum + f, alpha);
+        if (natural(p_))
+          softmax<true>(tile, s, state.max + f, state.sum + f, alpha);
+        else
+          softmax<false>(tile, s, state.max + f, state.sum + f, alpha);
         if (piece.keep) {
           dropout_tile(p_, tile, piece.keep);
-          for (int64_t i = tile.lo * tile.lanes; i < tile.hi * tile.lanes; i += W) put(s + i, load(s + i) * load(piece.keep + i));
+          for (int64_t i = tile.lo * tile.lanes; i < tile.hi * tile.lanes; i += W)
+            put(s + i, load(s + i) * load(piece.keep + i));
         }
-        product<T, LaneTile, Side::columns, Start::scale, GUARD>(p_.dv, tile.lanes / W, tile.hi - tile.lo,
-                                                                 v.data + tile.lo * v.ld, v.ld, s + tile.lo * tile.lanes,
-                                                                 tile.lanes, state.o + f * p_.dv, tile.lanes, alpha);
+        product<T, LaneTile, Side::columns, Start::scale, GUARD>(
+            p_.dv, tile.lanes / W, tile.hi - tile.lo, v.data + tile.lo * v.ld, v.ld, s + tile.lo * tile.lanes,
+            tile.lanes, state.o + f * p_.dv, tile.lanes, alpha);
       }
     }
     V<T> bad{};
@@ -142,15 +146,17 @@ class Forward {
   }
 
   // Scores become probabilities relative to the running maximum; alpha rescales what was summed before.
+  template <bool NATURAL>
   static void softmax(const Tile& t, T* s, T* max, T* sum, T* alpha) {
     constexpr int W = kLanes<T>;
+    auto exponential = [](V<T> x) { return exp2(NATURAL ? x * T(kLog2e) : x); };
     for (int l = 0; l < t.lanes; l += W) {
       V<T> before = load(max + l), m = before;
       for (int64_t j = t.lo; j < t.hi; ++j) m = larger<T>(load(s + j * t.lanes + l), m);  // NaN leaves m
       V<T> base = m == T(-INFINITY) ? V<T>{} : m;  // no key so far: every probability is exp2(-inf) = 0
-      V<T> a = exp2(before - base), total = load(sum + l) * a;
+      V<T> a = exponential(before - base), total = load(sum + l) * a;
       for (int64_t j = t.lo; j < t.hi; ++j) {
-        V<T> e = exp2(load(s + j * t.lanes + l) - base);
+        V<T> e = exponential(load(s + j * t.lanes + l) - base);
         total += e;
         put(s + j * t.lanes + l, e);
       }
@@ -167,6 +173,7 @@ class Forward {
     Rows rows;
     rows.fill(t.kv_head * p_.group(), p_.group(), t.row0, t.row1);
     ForwardState<T> into, from;
+    const T unit = T(to_log2(p_));
     into.place(parts_.data + t.slot * slot_size_, rows.n, p_.dv);
     for (int64_t part = 1; part < t.parts; ++part) {
       from.place(parts_.data + (t.slot + part) * slot_size_, rows.n, p_.dv);
@@ -174,7 +181,8 @@ class Forward {
         const int lanes = int(round_up(std::min(rows.n - f, L), W));
         for (int l = 0; l < lanes; l += W) {
           V<T> m0 = load(into.max + f + l), m1 = load(from.max + f + l), m = larger<T>(m0, m1);
-          V<T> base = m == T(-INFINITY) ? V<T>{} : m, a0 = exp2(m0 - base), a1 = exp2(m1 - base);
+          V<T> base = m == T(-INFINITY) ? V<T>{} : m;
+          V<T> a0 = exp2((m0 - base) * unit), a1 = exp2((m1 - base) * unit);
           put(into.max + f + l, m);
           put(into.sum + f + l, load(into.sum + f + l) * a0 + load(from.sum + f + l) * a1);
           for (int64_t c = 0; c < p_.dv; ++c) {
@@ -190,6 +198,7 @@ class Forward {
 
   // Sinks, normalization, statistics and the store.
   void finish(const ForwardTask& t, const Rows& rows, ForwardState<T>& state) {
+    const double unit = to_log2(p_);
     for (int f = 0; f < rows.n; f += kTileLanes<T>) {
       alignas(64) T inverse[kTileLanes<T>] = {};
       const int n = std::min(rows.n - f, kTileLanes<T>), lanes = int(round_up(n, kLanes<T>));
@@ -197,19 +206,22 @@ class Forward {
         const int64_t head = rows.head[f + l], at = p_.stat(t.b, head, rows.query[f + l]);
         double m = double(state.max[f + l]), sum = double(state.sum[f + l]), rescale = 1;
         if (p_.sinks) {
-          const double sink = read_sink(p_, head) * kLog2e, top = sink > m ? sink : m;
+          const double sink = read_sink(p_, head) * per_nat(p_), top = sink > m ? sink : m;
           if (top > -INFINITY) {
-            rescale = __builtin_exp2(m - top);
-            sum = sum * rescale + __builtin_exp2(sink - top);
+            rescale = __builtin_exp2((m - top) * unit);
+            sum = sum * rescale + __builtin_exp2((sink - top) * unit);
             m = top;
           }
         }
         const double stored = double(float(m));  // the backward divides by a sum relative to this
-        if (stored != m && m - m == 0) sum *= __builtin_exp2(m - stored), rescale *= __builtin_exp2(m - stored);
+        if (stored != m && m - m == 0) {
+          sum *= __builtin_exp2((m - stored) * unit);
+          rescale *= __builtin_exp2((m - stored) * unit);
+        }
         inverse[l] = sum == 0 ? T(0) : T(rescale / sum);
         p_.row_max[at] = float(m);
         p_.row_sum[at] = float(sum);
-        p_.lse[at] = float((stored + __builtin_log2(sum)) * kLn2);
+        p_.lse[at] = float(stored / per_nat(p_) + __builtin_log2(sum) * kLn2);
       }
       store_transposed<T>(p_, p_.out, t.b, rows, f, lanes, p_.dv, state.o + f * p_.dv, inverse);
     }

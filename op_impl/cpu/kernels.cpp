@@ -25,6 +25,7 @@ void run(const msf::Problem& p) {
 namespace msf {
 
 extern const Kernels MSF_JOIN(kernels_, MSF_ISA);
-const Kernels MSF_JOIN(kernels_, MSF_ISA){MSF_STRING(MSF_ISA), MSF_VECTOR_BYTES, run<Forward>, run<Backward>, run<BiasGrad>};
+const Kernels MSF_JOIN(kernels_, MSF_ISA){MSF_STRING(MSF_ISA), MSF_VECTOR_BYTES, run<Forward>, run<Backward>,
+                                          run<BiasGrad>};
 
 }  // namespace msf

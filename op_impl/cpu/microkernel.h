@@ -13,8 +13,8 @@ enum class Start { zero, keep, scale };  // C = 0 | C | C * alpha[lane] before t
 // How A[m][k] is addressed: by rows (k contiguous) or by columns (m contiguous), `stride` to the next row or column.
 enum class Side { rows, columns };
 
-// Guarded products skip a zero probability instead of multiplying by it: 0 * NaN must not reach the sum. The zero is in B
-// where queries run along the lanes, in A where channels do.
+// Guarded products skip a zero probability instead of multiplying by it: 0 * NaN must not reach the sum. The zero is in
+// B where queries run along the lanes, in A where channels do.
 enum class Guard { none, zero_in_a, zero_in_b };
 
 template <class T, int R, int NV, Side SIDE, Start START, Guard GUARD>
@@ -68,10 +68,11 @@ struct ChannelTile {
 #endif
 
 template <class T, int R, int NV, Side SIDE, Start START, Guard GUARD>
-MSF_INLINE void strips(int64_t* m, int64_t M, int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, T* c, int64_t ldc,
-                       const T* alpha) {
+MSF_INLINE void strips(int64_t* m, int64_t M, int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, T* c,
+                       int64_t ldc, const T* alpha) {
   for (; *m + R <= M; *m += R)
-    tile<T, R, NV, SIDE, START, GUARD>(K, SIDE == Side::rows ? a + *m * lda : a + *m, lda, b, ldb, c + *m * ldc, ldc, alpha);
+    tile<T, R, NV, SIDE, START, GUARD>(K, SIDE == Side::rows ? a + *m * lda : a + *m, lda, b, ldb, c + *m * ldc, ldc,
+                                       alpha);
 }
 
 template <class T, class SHAPE, int NV, Side SIDE, Start START, Guard GUARD>

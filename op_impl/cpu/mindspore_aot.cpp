@@ -1,13 +1,14 @@
-// The ops as MindSpore's AOT Custom primitive calls them. The only file that meets MindSpore's types, and the only one built
-// with its std::string ABI: no std::string passes between this file and the others.
+// The ops as MindSpore's AOT Custom primitive calls them. The only file that meets MindSpore's types, and the only one
+// built with its std::string ABI: no std::string passes between this file and the others.
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "cpu/api.h"
 
-// Layout of mindspore::AotExtra (include/mindspore/ccsrc/utils/custom_aot_extra.h of the 2.10 wheel) up to what is used; the
-// header itself pulls in internals of MindSpore. Not in an unnamed namespace: the compiler would conclude that nobody implements it.
+// Layout of mindspore::AotExtra (include/mindspore/ccsrc/utils/custom_aot_extra.h of the 2.10 wheel) up to what is
+// used; the header itself pulls in internals of MindSpore. Not in an unnamed namespace: the compiler would conclude
+// that nobody implements it.
 class AotExtra {
  public:
   virtual ~AotExtra() = default;
@@ -57,7 +58,8 @@ std::vector<TypeId> infer_types(const char* op, const std::vector<TypeId>& types
   std::vector<int64_t*> shapes(types.size(), &unknown_rank);
   const MsFlashOutputs out = infer(op, extra, int(types.size()), ndims.data(), shapes.data());
   std::vector<TypeId> result;
-  for (int i = 0; i < out.count; ++i) result.push_back(out.dtype_of_input[i] < 0 ? kFloat32 : types.at(out.dtype_of_input[i]));
+  for (int i = 0; i < out.count; ++i)
+    result.push_back(out.dtype_of_input[i] < 0 ? kFloat32 : types.at(out.dtype_of_input[i]));
   return result;
 }
 
@@ -68,16 +70,17 @@ int launch(const char* op, int nparam, void** params, int* ndims, int64_t** shap
 
 }  // namespace
 
-#define MSF_AOT_OP(Name, op)                                                                                            \
-  MSF_EXPORT int Name##Init(int*, int64_t**, const char**, AotExtra*) { return 0; }                                     \
-  MSF_EXPORT Shapes Name##InferShape(int* ndims, int64_t** shapes, AotExtra* extra) {                                   \
-    return infer_shapes(op, ndims, shapes, extra);                                                                      \
-  }                                                                                                                     \
-  MSF_EXPORT std::vector<TypeId> Name##InferType(std::vector<TypeId> types, AotExtra* extra) {                          \
-    return infer_types(op, types, extra);                                                                               \
-  }                                                                                                                     \
-  MSF_EXPORT int Name(int nparam, void** params, int* ndims, int64_t** shapes, const char** dtypes, void*, void* extra) { \
-    return launch(op, nparam, params, ndims, shapes, dtypes, extra);                                                    \
+#define MSF_AOT_OP(Name, op)                                                                               \
+  MSF_EXPORT int Name##Init(int*, int64_t**, const char**, AotExtra*) { return 0; }                        \
+  MSF_EXPORT Shapes Name##InferShape(int* ndims, int64_t** shapes, AotExtra* extra) {                      \
+    return infer_shapes(op, ndims, shapes, extra);                                                         \
+  }                                                                                                        \
+  MSF_EXPORT std::vector<TypeId> Name##InferType(std::vector<TypeId> types, AotExtra* extra) {             \
+    return infer_types(op, types, extra);                                                                  \
+  }                                                                                                        \
+  MSF_EXPORT int Name(int nparam, void** params, int* ndims, int64_t** shapes, const char** dtypes, void*, \
+                      void* extra) {                                                                       \
+    return launch(op, nparam, params, ndims, shapes, dtypes, extra);                                       \
   }
 
 MSF_AOT_OP(MsFlashFwd, "fwd")

@@ -19,10 +19,14 @@ MSF_INLINE int64_t round_up(int64_t n, int64_t m) { return (n + m - 1) / m * m; 
 template <class F>
 MSF_INLINE void with_storage(DType t, F f) {
   switch (t) {
-    case DType::f32: return f(static_cast<float*>(nullptr));
-    case DType::f16: return f(static_cast<f16*>(nullptr));
-    case DType::bf16: return f(static_cast<bf16*>(nullptr));
-    default: return;
+    case DType::f32:
+      return f(static_cast<float*>(nullptr));
+    case DType::f16:
+      return f(static_cast<f16*>(nullptr));
+    case DType::bf16:
+      return f(static_cast<bf16*>(nullptr));
+    default:
+      return;
   }
 }
 template <class F>
@@ -52,11 +56,11 @@ struct Buffer {
 
 constexpr int kMaxRows = 384;  // query rows of one task, at most
 
-// The query rows one task works on: (query, head of the group) pairs of one (batch, kv head), queries outermost, so that a
-// block of rows spans few queries (a tight causal range) and all heads of a group share each block of K and V.
+// The query rows one task works on: (query, head of the group) pairs of one (batch, kv head), queries outermost, so
+// that a block of rows spans few queries (a tight causal range) and all heads of a group share each block of K and V.
 struct Rows {
-  int n = 0;        // rows
-  int64_t i0 = 0;   // query of the first row
+  int n = 0;       // rows
+  int64_t i0 = 0;  // query of the first row
   int64_t query[kMaxRows];
   int64_t head[kMaxRows];
 
@@ -72,8 +76,8 @@ struct Rows {
 
 // Channels of rows, transposed: dst[channel][lane] = scale * x[row of lane][channel]; lanes past the rows are 0.
 template <class T>
-void pack_transposed(const Problem& p, const Tensor4& x, int64_t b, const Rows& rows, int first, int lanes, int64_t channels,
-                     double scale, T* dst) {
+void pack_transposed(const Problem& p, const Tensor4& x, int64_t b, const Rows& rows, int first, int lanes,
+                     int64_t channels, double scale, T* dst) {
   constexpr int W = kLanes<T>;
   const T s = T(scale);
   with_storage(x.dtype, [&](auto* storage) {
@@ -101,8 +105,8 @@ void pack_transposed(const Problem& p, const Tensor4& x, int64_t b, const Rows& 
 
 // The inverse, on store: x[row of lane][channel] = src[channel][lane] * scale[lane].
 template <class T>
-void store_transposed(const Problem& p, const Tensor4& x, int64_t b, const Rows& rows, int first, int lanes, int64_t channels,
-                      const T* src, const T* scale) {
+void store_transposed(const Problem& p, const Tensor4& x, int64_t b, const Rows& rows, int first, int lanes,
+                      int64_t channels, const T* src, const T* scale) {
   constexpr int W = kLanes<T>;
   with_storage(x.dtype, [&](auto* storage) {
     using S = std::remove_pointer_t<decltype(storage)>;
@@ -169,7 +173,8 @@ Block<T> load_block(const Problem& p, const Tensor4& x, int64_t b, int64_t h, in
   with_storage(x.dtype, [&](auto* storage) {
     using S = std::remove_pointer_t<decltype(storage)>;
     for (int64_t j = j0; j < j1; ++j)
-      block.finite &= unpack_row(reinterpret_cast<const S*>(x.row(b, h, p.seq[b].k_base + j)), channels, buffer + (j - j0) * ld);
+      block.finite &=
+          unpack_row(reinterpret_cast<const S*>(x.row(b, h, p.seq[b].k_base + j)), channels, buffer + (j - j0) * ld);
   });
   return block;
 }
@@ -189,11 +194,11 @@ struct Coverage {
   bool some_masked = false, some_open = false;
 };
 
-// dst[j][lane] = value of a broadcast plane at (row of lane, j0 + j), for j < n, rows of dst `lanes` apart; lanes past the
-// rows repeat the last one. A mask covers where it is not 0, a bias where it is -inf.
+// dst[j][lane] = value of a broadcast plane at (row of lane, j0 + j), for j < n, rows of dst `lanes` apart; lanes past
+// the rows repeat the last one. A mask covers where it is not 0, a bias where it is -inf.
 template <class T>
-Coverage load_plane(const Plane& x, bool is_bias, int64_t b, const Rows& rows, int first, int lanes, int64_t j0, int64_t n,
-                    T* dst) {
+Coverage load_plane(const Plane& x, bool is_bias, int64_t b, const Rows& rows, int first, int lanes, int64_t j0,
+                    int64_t n, T* dst) {
   constexpr int W = kLanes<T>;
   VI<T> masked{}, open{};
   auto put_noted = [&](T* at, V<T> v) {

@@ -1,5 +1,6 @@
-// Scores of one tile (some keys x some query rows): product, then the pieces that vary: softcap, bias, ALiBi, mask, band,
-// dropout. Each piece is one pass over a tile that sits in L1, and is not entered when the problem does not have it.
+// Scores of one tile (some keys x some query rows): product, then the pieces that vary: softcap, bias, ALiBi, mask,
+// band, dropout. Each piece is one pass over a tile that sits in L1, and is not entered when the problem does not have
+// it.
 #pragma once
 #include "common/philox.h"
 #include "cpu/microkernel.h"
@@ -12,9 +13,15 @@ using msf::BlockRange;
 
 constexpr double kLog2e = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
 
-// Scores are kept in units of log2, so that exp2 needs no factor. The queries carry scale * log2(e) already, unless softcap
-// stands between: then scale / softcap, the argument of tanh.
-inline double query_scale(const Problem& p) { return p.softcap > 0 ? p.scale / p.softcap : p.scale * kLog2e; }
+// Scores are kept in units of log2, so that exp2 needs no factor; in natural units where a bias or fill enters, because
+// the lowest finite numbers, which many models use there, times log2(e) would be -inf, a mask. `per_nat` of these units
+// are one.
+inline bool natural(const Problem& p) { return p.bias || p.has_fill; }
+inline double per_nat(const Problem& p) { return natural(p) ? 1 : kLog2e; }
+inline double to_log2(const Problem& p) { return natural(p) ? kLog2e : 1; }
+
+// The queries carry the scale already; where softcap stands between, scale / softcap, the argument of tanh.
+inline double query_scale(const Problem& p) { return p.softcap > 0 ? p.scale / p.softcap : p.scale * per_nat(p); }
 
 template <class T>
 constexpr int kTileLanes = LaneTile::NV * kLanes<T>;  // query rows whose accumulators fit the registers
@@ -93,9 +100,9 @@ bool score_tile(const Problem& p, const Band& band, const Tile& t, const T* q, c
   if (!p.has_fill && !(mask.some_open && bias.some_open)) return false;
 
   product<T, LaneTile, Side::rows, Start::zero, Guard::none>(n, lanes / W, p.d, k.data + t.lo * k.ld, k.ld, q, lanes,
-                                                              s + t.lo * ld, ld);
+                                                             s + t.lo * ld, ld);
   if (p.softcap > 0) {
-    const T cap = T(p.softcap * kLog2e);
+    const T cap = T(p.softcap * per_nat(p));
     each_key(t, [&](int64_t j) {
       for (int l = 0; l < lanes; l += W) {
         V<T> x = tanh<T>(load(s + j * ld + l));
@@ -112,14 +119,14 @@ bool score_tile(const Problem& p, const Band& band, const Tile& t, const T* q, c
     each_key(t, [&](int64_t j) {
       for (int l = 0; l < lanes; l += W) {
         V<T> x = load(piece.bias + j * lanes + l);  // -inf replaces the score: a NaN key under it must not show
-        put(s + j * ld + l, x == T(-INFINITY) ? x : load(s + j * ld + l) + x * T(kLog2e));
+        put(s + j * ld + l, x == T(-INFINITY) ? x : load(s + j * ld + l) + x);
         if (piece.bias_slope) put(piece.bias_slope + j * lanes + l, splat(T(1)));
       }
     });
   if (p.alibi) {
     alignas(64) T slope[kTileLanes<T>] = {}, at[kTileLanes<T>] = {};
     for (int l = 0; l < t.valid(); ++l) {
-      slope[l] = T(p.alibi[t.b * p.alibi_b + rows.head[t.first + l]] * kLog2e);
+      slope[l] = T(p.alibi[t.b * p.alibi_b + rows.head[t.first + l]] * per_nat(p));
       at[l] = T(rows.query[t.first + l] + band.off - t.j0);
     }
     each_key(t, [&](int64_t j) {
@@ -130,7 +137,7 @@ bool score_tile(const Problem& p, const Band& band, const Tile& t, const T* q, c
     });
   }
   if (mask.some_masked) {
-    const V<T> masked = splat(p.has_fill ? T(p.fill * kLog2e) : T(-INFINITY));
+    const V<T> masked = splat(p.has_fill ? T(p.fill) : T(-INFINITY));
     each_key(t, [&](int64_t j) {
       for (int l = 0; l < lanes; l += W) {
         VI<T> m = load(piece.mask + j * lanes + l) != T(0);

@@ -24,8 +24,8 @@
 
 #define MSF_INLINE inline __attribute__((always_inline))
 
-// Everything below has internal linkage: the same names are compiled with other instruction sets in other files, and the
-// linker must never merge them.
+// Everything below has internal linkage: the same names are compiled with other instruction sets in other files, and
+// the linker must never merge them.
 namespace {
 
 template <class T, int N>
@@ -145,7 +145,8 @@ template <int N>
 MSF_INLINE void narrow(bf16* p, vec<float, N> v) {
   using U = vec<uint32_t, N>;
   U u = reinterpret_cast<U&>(v);
-  U rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, quiet = (u >> 16) | 0x40u;  // round to nearest even; NaN stays NaN
+  U rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16,
+    quiet = (u >> 16) | 0x40u;  // round to nearest even; NaN stays NaN
   U r = v == v ? rounded : quiet;
   store<uint16_t, N>(reinterpret_cast<uint16_t*>(p), __builtin_convertvector(r, vec<uint16_t, N>));
 }
@@ -220,7 +221,8 @@ MSF_INLINE V<T> exchange(V<T> a, V<T> b, std::integer_sequence<int, I...>) {
 #if defined(__clang__) || __GNUC__ >= 12
   return __builtin_shufflevector(a, b, (HIGH ? (I & STEP ? W + I : I + STEP) : (I & STEP ? W + I - STEP : I))...);
 #else
-  return __builtin_shuffle(a, b, VI<T>{Int<T>(HIGH ? (I & STEP ? W + I : I + STEP) : (I & STEP ? W + I - STEP : I))...});
+  return __builtin_shuffle(a, b,
+                           VI<T>{Int<T>(HIGH ? (I & STEP ? W + I : I + STEP) : (I & STEP ? W + I - STEP : I))...});
 #endif
 }
 template <class T, int STEP>
@@ -282,8 +284,8 @@ MSF_INLINE V<T> tanh(V<T> x) {
     small = small * z + 1.33314422036e-1f;
     small = small * z - 3.33332819422e-1f;
   } else {
-    const double c[] = {-929569.0 / 638512875, 21844.0 / 6081075, -1382.0 / 155925, 62.0 / 2835, -17.0 / 315, 2.0 / 15,
-                        -1.0 / 3};
+    const double c[] = {-929569.0 / 638512875, 21844.0 / 6081075, -1382.0 / 155925, 62.0 / 2835,
+                        -17.0 / 315,           2.0 / 15,          -1.0 / 3};
     small = splat(6404582.0 / 10854718875);
 #pragma GCC unroll 7
     for (double k : c) small = small * z + k;
