@@ -1,6 +1,7 @@
 # Every command of the project. `make demo` and `make test` need Python 3.11 and g++, nothing else by hand.
 PYTHON ?= python3.11
 CXX ?= g++
+TESTS ?= tests
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/ms_flash.stamp
@@ -14,6 +15,7 @@ NATIVE_SOURCES = $$(find op_impl fusion_passes onnx_export -name '*.cpp' -o -nam
 help:
 	@echo 'make demo      set up .venv, build, train a small GPT with and without ms_flash'
 	@echo 'make test      set up .venv, build, run the quick test suite'
+	@echo '               TESTS=tests/test_cli.py ARGS="-k doctor" narrow it'
 	@echo 'make test-all  the same with the tests marked slow'
 	@echo 'make sanitize  fuzz the native library under AddressSanitizer and UBSan'
 	@echo 'make bench     ms_flash against MindSpore on this machine, CSV into build/bench'
@@ -37,10 +39,10 @@ demo: build
 	$(PY) samples/train_gpt.py $(ARGS)
 
 test: build
-	$(PY) -m pytest -q -m 'not slow' tests $(ARGS)
+	$(PY) -m pytest -q -m 'not slow' $(TESTS) $(ARGS)
 
 test-all: build
-	$(PY) -m pytest -q tests $(ARGS)
+	$(PY) -m pytest -q $(TESTS) $(ARGS)
 
 # Python itself is not instrumented, so the sanitizer's run time has to come first; libstdc++ beside it, or it finds no __cxa_throw.
 sanitize: $(STAMP)

@@ -8,13 +8,9 @@ import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
-
-try:
-    from setuptools.command.bdist_wheel import bdist_wheel
-except ImportError:  # setuptools before 70.1
-    from wheel.bdist_wheel import bdist_wheel
 
 ROOT = Path(__file__).resolve().parent
 CMAKE_BUILD = ROOT / "build" / "cpu"
@@ -124,13 +120,12 @@ setup(
     ],
     extras_require={
         "demo": ["matplotlib", "tqdm"],
-        "test": ["pytest>=7", "hypothesis", "onnx>=1.21,<1.22; python_version>='3.10'", "onnxruntime"],
+        "test": ["pytest>=7", "hypothesis", "onnx>=1.23,<1.24; python_version>='3.10'", "onnxruntime"],
         "bench": ["torch", "onnxruntime"],
         "lint": ["ruff", "clang-format"],
     },
     entry_points={"console_scripts": ["ms-flash = ms_flash.cli:main"]},
     classifiers=[
-        "License :: OSI Approved :: Apache Software License",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: C++",
         "Programming Language :: Python :: 3",
