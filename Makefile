@@ -28,7 +28,7 @@ $(STAMP): setup.py pyproject.toml
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo '[2/3] Build tools'
 	@$(PY) -m pip install --progress-bar on $(BUILD_REQUIRES)
-	@echo '[3/3] MindSpore (1 GB to download at first), the test and demo packages, and ms_flash itself: builds the native library'
+	@echo '[3/3] MindSpore (2.8 GB once installed), the test and demo packages, and ms_flash itself: builds the native library'
 	@$(PY) -m pip install --progress-bar on --no-build-isolation -e '.[demo,test,lint]'
 	@touch $@
 
