@@ -1,11 +1,21 @@
 """ms_flash: exact attention for MindSpore in memory linear in the length."""
 
-from . import nn
-from .backends import available_backends
-from .backends.cpu import get_num_threads, set_num_threads
-from .compat import flash_attention_score
-from .functional import flash_attention, flash_attention_varlen
 from .version import __version__
 
 __all__ = ["__version__", "available_backends", "flash_attention", "flash_attention_score", "flash_attention_varlen",
            "get_num_threads", "nn", "set_num_threads"]
+
+try:
+    from . import nn
+    from .backends import available_backends
+    from .backends.cpu import get_num_threads, set_num_threads
+    from .compat import flash_attention_score
+    from .functional import flash_attention, flash_attention_varlen
+except Exception as error:  # a broken MindSpore raises anything; `python -m ms_flash doctor` must be able to say so
+    _reason = error
+
+    def __getattr__(name):
+        if name not in __all__:
+            raise AttributeError(f"module 'ms_flash' has no attribute {name!r}")
+        raise ImportError(f"ms_flash.{name} is not available: {type(_reason).__name__}: {_reason}. "
+                          "Hint: run 'python -m ms_flash doctor'.") from _reason

@@ -1,7 +1,6 @@
 """The native library by itself: threads, forks, instruction sets, memory, errors."""
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -214,10 +213,8 @@ def test_offsets_beyond_two_to_the_31_elements():
 
 
 def test_no_function_is_shared_between_the_builds_for_different_instruction_sets():
-    # A function of a header that two builds both export would be taken from one of them, which may be the one for AVX-512.
-    # What may be shared is what libstdc++ itself holds, plus the C++ runtime's own data.
-    library = ctypes.CDLL(str(native.library_path()))
-    assert library.msflash_cpu_isa is not None
+    # A header's function that two builds both export would be taken from one of them, perhaps the one for AVX-512.
+    # libstdc++'s own may be shared: the link order takes them from the baseline.
     symbols = subprocess.run(["nm", "-C", "--defined-only", str(native.library_path())], capture_output=True, text=True,
                              check=True).stdout.splitlines()
     weak = [line.split(maxsplit=2)[2] for line in symbols if line.split(maxsplit=2)[1] in "WVu"]

@@ -2,48 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import os
-from pathlib import Path
-
 from mindspore import ops
 
-from .. import op_table
+from .. import library, op_table
 from .base import Backend
-
-
-def library_path() -> Path:
-    """The native library of this package; MS_FLASH_CPU_LIB names another one (an instrumented build, for instance)."""
-    other = os.environ.get("MS_FLASH_CPU_LIB")
-    return Path(other) if other else Path(__file__).resolve().parent.parent / "lib" / "libms_flash_cpu.so"
-
-
-@functools.lru_cache(None)
-def _loaded(path: Path):
-    # Held for the life of the process: MindSpore opens and closes the library, and unmapping it would end its threads.
-    library = ctypes.CDLL(str(path))
-    library.msflash_cpu_set_num_threads.argtypes = [ctypes.c_int]
-    library.msflash_cpu_set_num_threads.restype = None
-    library.msflash_cpu_get_num_threads.restype = ctypes.c_int
-    for name in ("msflash_cpu_last_error", "msflash_cpu_isa", "msflash_cpu_isa_list"):
-        getattr(library, name).restype = ctypes.c_char_p
-    return library
-
-
-def library() -> ctypes.CDLL:
-    """The native library, loaded.
-
-    Raises:
-        RuntimeError: If it is missing or cannot be loaded.
-    """
-    path = library_path()
-    if not path.exists():
-        raise RuntimeError(f"the native library {path} is missing; build it with 'pip install .' or 'make build'")
-    try:
-        return _loaded(path)
-    except (OSError, AttributeError) as error:
-        raise RuntimeError(f"the native library {path} cannot be loaded: {error}") from error
 
 
 def set_num_threads(num_threads: int) -> None:
@@ -72,7 +34,7 @@ def set_num_threads(num_threads: int) -> None:
                         f"but got {type(num_threads).__name__}.")
     if not 1 <= num_threads <= 4096:
         raise ValueError(f"For 'set_num_threads', 'num_threads' must be in the range [1, 4096], but got {num_threads}.")
-    library().msflash_cpu_set_num_threads(num_threads)
+    library.load().msflash_cpu_set_num_threads(num_threads)
 
 
 def get_num_threads() -> int:
@@ -94,7 +56,7 @@ def get_num_threads() -> int:
         >>> ms_flash.get_num_threads()
         1
     """
-    return library().msflash_cpu_get_num_threads()
+    return library.load().msflash_cpu_get_num_threads()
 
 
 class CpuBackend(Backend):
@@ -104,7 +66,7 @@ class CpuBackend(Backend):
 
     def available(self):
         try:
-            library()
+            library.load()
         except RuntimeError as error:
             return False, str(error)
         return True, ""
@@ -114,6 +76,6 @@ class CpuBackend(Backend):
 
     def primitive(self, op, spec, bprop):
         registration = op_table.registration(op, "CPU")
-        custom = ops.Custom(f"{library_path()}:{op}", None, None, "aot", bprop, registration)
+        custom = ops.Custom(f"{library.path()}:{op}", None, None, "aot", bprop, registration)
         custom.add_prim_attr("spec", spec.render())
         return custom

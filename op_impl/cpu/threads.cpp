@@ -118,9 +118,9 @@ Pool& the_pool() {
 }
 
 int default_threads() {
-  for (const char* name : {"MS_FLASH_NUM_THREADS", "OMP_NUM_THREADS"})
-    if (const char* text = std::getenv(name))
-      if (int n = std::atoi(text); n > 0) return n;
+  // not OMP_NUM_THREADS: importing MindSpore sets it to 1
+  if (const char* text = std::getenv("MS_FLASH_NUM_THREADS"))
+    if (int n = std::atoi(text); n > 0) return n;
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set) > 0 ? CPU_COUNT(&set) : 1;
   return std::thread::hardware_concurrency() ? int(std::thread::hardware_concurrency()) : 1;
