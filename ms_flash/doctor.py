@@ -59,6 +59,10 @@ def diagnose() -> dict:
                         "Hint: pip install 'numpy<2'.")
 
     report["library"] = _library(problems)
+    threads = os.environ.get("MS_FLASH_NUM_THREADS", "1")
+    if not (threads.isdigit() and int(threads) > 0):
+        problems.append("The environment variable MS_FLASH_NUM_THREADS must be a positive integer, but got "
+                        f"{threads!r}.")
     report["backends"], report["self_test"] = {}, {}
     try:
         import mindspore
@@ -72,6 +76,10 @@ def diagnose() -> dict:
     import ms_flash
 
     report["backends"] = ms_flash.available_backends()
+    wanted = os.environ.get("MS_FLASH_BACKEND")
+    if wanted and report["backends"].get(wanted, "there is none of this name"):
+        problems.append(f"The environment variable MS_FLASH_BACKEND names {wanted!r}, which cannot run here: "
+                        f"{report['backends'].get(wanted, 'there is none of this name')}.")
     for name, reason in report["backends"].items():
         if not reason:
             report["self_test"][name] = self_test(name, problems)
@@ -137,6 +145,10 @@ def _library(problems):
     found["simd"] = native.msflash_cpu_isa().decode()
     found["simd_usable"] = native.msflash_cpu_isa_list().decode().split(",")
     found["threads"] = native.msflash_cpu_get_num_threads()
+    wanted = os.environ.get("MS_FLASH_ISA")
+    if wanted and wanted not in found["simd_usable"]:
+        problems.append(f"The environment variable MS_FLASH_ISA must be one of {', '.join(found['simd_usable'])}, "
+                        f"but got {wanted!r}.")
     return found
 
 

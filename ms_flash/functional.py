@@ -6,7 +6,7 @@ from mindspore import ops
 from mindspore.common import dtype as mstype
 from mindspore.common.generator import default_generator
 
-from ms_flash.resolve import GENERATOR_STEP, PLACEHOLDER, resolve
+from ms_flash.resolve import GENERATOR_STEP, PLACEHOLDER, checked_flag, resolve
 
 
 def _or_placeholder(x):
@@ -159,6 +159,7 @@ def flash_attention(query, key=None, value=None, attn_mask=None, *, dropout_p=0.
         >>> print(lse[0, 0])
         [2.        2.6931472 3.0986123]
     """
+    return_lse = checked_flag("flash_attention", "return_lse", return_lse)
     out, lse = attention("flash_attention", query, key, value, attn_mask, bias, alibi_slopes, sinks, seed, None, None,
                          None, dropout_p, softmax_scale, causal, window_size, softcap, layout, causal_align, training,
                          deterministic, precision_mode, block_m, block_n, backend, num_heads, num_kv_heads, None)
@@ -219,9 +220,10 @@ def flash_attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, attn_m
 
     Raises:
         TypeError: If the type or dtype of an argument is wrong.
-        ValueError: If a value is out of its range, shapes do not agree, or the backend is not available.
-        RuntimeError: If the cumulative lengths do not start with 0, decrease, or end after the last row (their values
-            are seen only when the op runs), or if a second order gradient is asked for.
+        ValueError: If a value is out of its range, shapes do not agree, the cumulative lengths do not start with 0,
+            decrease, or end after the last row, or the backend is not available.
+        RuntimeError: If the cumulative lengths are wrong in a graph, where only the op sees them, or if a second order
+            gradient is asked for.
 
     Supported Platforms:
         ``Ascend`` (sources, unproven) / ``CPU``
@@ -237,6 +239,7 @@ def flash_attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, attn_m
         >>> print(out[:, 0, 0])
         [0.5 0.5 3.  3.  3. ]
     """
+    return_lse = checked_flag("flash_attention_varlen", "return_lse", return_lse)
     out, lse = attention("flash_attention_varlen", query, key, value, attn_mask, bias, alibi_slopes, sinks, seed, None,
                          cu_seqlens_q, cu_seqlens_k, dropout_p, softmax_scale, causal, window_size, softcap, "TND",
                          causal_align, training, deterministic, precision_mode, block_m, block_n, backend, None, None,

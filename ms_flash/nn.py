@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from mindspore import nn
 
-from .functional import flash_attention
-from .multihead import MultiheadAttention
+# absolute: MindSpore's rewriting (AMP O1) may import this file as a module of its own
+from ms_flash.functional import flash_attention
+from ms_flash.multihead import MultiheadAttention
 
 __all__ = ["FlashAttention", "MultiheadAttention"]
 

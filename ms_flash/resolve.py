@@ -37,7 +37,12 @@ class _Resolve(CompileTime):
     def __call__(self, func, backend, *args):
         inputs = [None if x is None else Arg(x.shape, _DTYPES.get(x.dtype) or str(x.dtype).lower())
                   if isinstance(x, Tensor) else x for x in args[:len(SLOTS)]]
-        return _resolve(False, func, backend, *inputs, *args[len(SLOTS):])
+        resolved = _resolve(False, func, backend, *inputs, *args[len(SLOTS):])
+        named = dict(zip(SLOTS, args))
+        if named["cu_seqlens_q"] is not None:
+            names = "query", "key", "attn_mask", "cu_seqlens_q", "cu_seqlens_k"
+            _check_lengths(func, *(named[name] for name in names))
+        return resolved
 
 
 def _resolve(in_graph, func, backend, *args):
@@ -54,11 +59,45 @@ def _resolve(in_graph, func, backend, *args):
     return chosen.forward(spec), spec.seed_source, shift, chosen.takes_none, spec.empty_shapes
 
 
+def _check_lengths(func, query, key, attn_mask, cu_q, cu_k):
+    """Cumulative lengths are data: only PyNative can see them before the op runs. In a graph the op itself checks."""
+    longest = []
+    for name, cu, rows in (("cu_seqlens_q", cu_q, query.shape[0]), ("cu_seqlens_k", cu_k, key.shape[0])):
+        values = cu.asnumpy()
+        lengths = np.diff(values)
+        if values[0] != 0:
+            raise value_error(func, f"'{name}' must start with 0, but got {values[0]}.")
+        if (lengths < 0).any():
+            at = int(np.argmax(lengths < 0))
+            raise value_error(func, f"'{name}' must not decrease, but got {values[at]} followed by {values[at + 1]}.")
+        if values[-1] > rows:
+            raise value_error(func, f"the last value of '{name}' must be at most the number of rows {rows}, but got "
+                                    f"{values[-1]}.")
+        longest.append(int(lengths.max(initial=0)))
+    if isinstance(attn_mask, Tensor):
+        for axis, size, need in zip(("query", "key"), attn_mask.shape, longest):
+            if size != 1 and size < need:
+                raise value_error(func, "the shape of 'attn_mask' must be (largest query length, largest key length) "
+                                        f"= ({longest[0]}, {longest[1]}) at least, but got {tuple(attn_mask.shape)}: "
+                                        f"too short for the longest {axis}.")
+
+
+_OTHER_TYPES = {"attn_mask": "Tensor or a tuple (left, right)", "seed": "int or Tensor"}
+
+
 def _check_not_tensor(func, name, x):
     """attn_mask may be a window and seed an int; nothing else."""
     pair = isinstance(x, (tuple, list))
     if not (name == "attn_mask" and pair) and not (name == "seed" and not pair):
-        raise type_error(func, f"the type of '{name}' must be Tensor, but got {type_name(x)}.")
+        raise type_error(func, f"the type of '{name}' must be {_OTHER_TYPES.get(name, 'Tensor')}, but "
+                               f"got {type_name(x)}.")
+
+
+def _checked_flag(func, name, flag):
+    """`flag`, which must be a bool."""
+    if not isinstance(flag, bool):
+        raise type_error(func, f"the type of '{name}' must be bool, but got {type_name(flag)}.")
+    return flag
 
 
 def _seed_shift(in_graph):
@@ -82,5 +121,6 @@ def _seed_shift(in_graph):
 
 _shifts = {True: (0, 0), False: (0, 0)}
 resolve = _Resolve()
+checked_flag = CompileTime("MsFlashFlag", _checked_flag)
 # A recomputed graph would draw anew, and its backward work with another mask than its forward.
 default_generator._generator.recompute(False)

@@ -14,6 +14,7 @@ ALIGNMENTS = tuple(op_table.table()["attributes"]["align"]["values"])
 PRECISIONS = tuple(op_table.table()["attributes"]["precision"]["values"])
 LAYOUTS = op_table.table()["layouts"]
 SLOTS = op_table.input_names()
+_FLOAT32_MAX = 3.4028234663852886e38
 
 
 class Arg(NamedTuple):
@@ -250,7 +251,9 @@ class _Check:
         except OverflowError:   # an int beyond float64
             number = math.inf
         if not math.isfinite(number):
-            raise self.value(f"'{name}' must be finite, but got {x}.")
+            raise self.value(f"'{name}' must be finite, but got {number}.")
+        if abs(number) > _FLOAT32_MAX:
+            raise self.value(f"'{name}' must be finite in float32, the precision of the kernels, but got {number}.")
         return number
 
     def one_of(self, name, x, names, hint=""):
@@ -495,12 +498,12 @@ class _Shapes:
             return ""
         if len(a) == 4 and len(b) == 4 and a[0] == b[0] and a[2] == b[2] and a[1] != b[1]:
             instead = "BSND" if self.layout == "BNSD" else "BNSD"
-            return f" Hint: heads and length look swapped; did you mean layout='{instead}'?"
+            return f" Hint: if heads and length are swapped, pass layout='{instead}'."
         if len(a) == 4 and len(b) == 4 and a[0] == b[0] and a[1] == b[1] and a[2] != b[2] and self.layout == "BSND":
-            return " Hint: heads and length look swapped; did you mean layout='BNSD'?"
+            return " Hint: if heads and length are swapped, pass layout='BNSD'."
         if len(a) == 3 and len(b) == 3 and a[1] == b[1] and a[0] != b[0] and self.layout in ("BSH", "SBH"):
             instead = "SBH" if self.layout == "BSH" else "BSH"
-            return f" Hint: batch and length look swapped; did you mean layout='{instead}'?"
+            return f" Hint: if batch and length are swapped, pass layout='{instead}'."
         return ""
 
 

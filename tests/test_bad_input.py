@@ -36,8 +36,12 @@ BAD = {
     "value is a float": (TypeError, "'value' must be Tensor, but got float", {"value": 1.0}),
     "key without value": (ValueError, "'value' is None", {"value": None}),
     "value without key": (ValueError, "'key' is None", {"key": None}),
-    "mask is a str": (TypeError, "'attn_mask' must be Tensor, but got str", {"attn_mask": "causal"}),
-    "mask is a bool": (TypeError, "'attn_mask' must be Tensor, but got bool", {"attn_mask": True}),
+    "return_lse is an int": (TypeError, "'return_lse' must be bool, but got int", {"return_lse": 1}),
+    "scale beyond float32": (ValueError, "'softmax_scale' must be finite", {"softmax_scale": 1e39}),
+    "mask is a str": (TypeError, "'attn_mask' must be Tensor or a tuple (left, right), but got str",
+                      {"attn_mask": "causal"}),
+    "mask is a bool": (TypeError, "'attn_mask' must be Tensor or a tuple (left, right), but got bool",
+                       {"attn_mask": True}),
     "bias is a float": (TypeError, "'bias' must be Tensor, but got float", {"bias": 0.5}),
     "slopes are a tuple": (TypeError, "'alibi_slopes' must be Tensor, but got tuple", {"alibi_slopes": (1.0, 0.5)}),
     "sinks are an int": (TypeError, "'sinks' must be Tensor, but got int", {"sinks": 1}),
@@ -58,7 +62,7 @@ BAD = {
     "block is a float": (TypeError, "'block_m' must be int, but got float", {"block_m": 64.0}),
     "head count is a float": (TypeError, "'num_heads' must be int, but got float", {**BSH, "num_heads": 4.0}),
     "seed is a float": (TypeError, "'seed' must be int, but got float", {"dropout_p": 0.1, "seed": 0.5}),
-    "seed is a tuple": (TypeError, "'seed' must be Tensor, but got tuple", {"dropout_p": 0.1, "seed": (1, 2)}),
+    "seed is a tuple": (TypeError, "'seed' must be int or Tensor, but got tuple", {"dropout_p": 0.1, "seed": (1, 2)}),
     "backend is an int": (TypeError, "'backend' must be str or None, but got int", {"backend": 1}),
     # dtypes
     "float64": (TypeError, "'query' must be one of float32, float16, bfloat16, but got float64",
@@ -118,12 +122,12 @@ BAD = {
                                {"value": t(B, 4, SK, D)}),
     "heads that do not divide": (ValueError, "must be a multiple of that of 'key' 3, but got 4",
                                  {"key": t(B, 3, SK, D), "value": t(B, 3, SK, D)}),
-    "BSND passed as BNSD": (ValueError, "heads and length look swapped; did you mean layout='BSND'?",
+    "BSND passed as BNSD": (ValueError, "if heads and length are swapped, pass layout='BSND'",
                             {"query": t(B, SQ, N, D), "key": t(B, SK, N, D), "value": t(B, SK, N, D)}),
-    "BNSD passed as BSND": (ValueError, "heads and length look swapped; did you mean layout='BNSD'?",
+    "BNSD passed as BSND": (ValueError, "if heads and length are swapped, pass layout='BNSD'",
                             {"query": t(B, N, SQ, D), "key": t(B, N, SK, D), "value": t(B, N, SK, D),
                              "layout": "BSND"}),
-    "SBH passed as BSH": (ValueError, "batch and length look swapped; did you mean layout='SBH'?",
+    "SBH passed as BSH": (ValueError, "if batch and length are swapped, pass layout='SBH'",
                           {**BSH, "query": t(SQ, B, 32), "key": t(SK, B, 16), "value": t(SK, B, 16)}),
     "head_dim 0": (ValueError, "'head_dim' of 'query' must be 1 or greater, but got 0",
                    {"query": t(B, N, SQ, 0), "key": t(B, NK, SK, 0)}),
@@ -258,6 +262,12 @@ def test_values_equal_to_good_ones_are_not_taken_from_the_cache(monkeypatch):
                   **changes})
 
 
+def test_a_mask_shorter_than_the_longest_sequence_is_found_at_the_call(backend, monkeypatch):
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"'attn_mask' must be .* = \(4, 5\) at least, but got \(3, 5\)"):
+        call_varlen({"attn_mask": t(3, 5, dtype=ms.bool_), "backend": backend})
+
+
 @pytest.mark.parametrize("num_threads, error", [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)])
 def test_bad_thread_count(num_threads, error):
     with pytest.raises(error, match="For 'set_num_threads'"):
@@ -269,8 +279,18 @@ def test_bad_thread_count(num_threads, error):
     ("cu_seqlens_q", (0, 5, 4), "must not decrease, but got 5 followed by 4"),
     ("cu_seqlens_k", (0, 4, 10), "must be at most the number of rows 9, but got 10"),
 ])
-def test_bad_lengths_are_found_when_the_op_runs(which, ends, text, backend, monkeypatch):
+@pytest.mark.parametrize("mode, error", [("pynative", ValueError), ("graph", RuntimeError)])
+def test_bad_lengths_are_found_at_the_call_or_when_a_graph_runs(which, ends, text, mode, error, backend, monkeypatch):
     monkeypatch.undo()
-    with pytest.raises(RuntimeError, match=f"'{which}' {text}"):
-        call_varlen({which: lengths(*ends), "backend": backend}).asnumpy()
+    if mode == "graph":
+        ms.set_context(mode=ms.GRAPH_MODE)
+
+    class Net(ms.nn.Cell):
+        def construct(self, query, key, value, cu_q, cu_k):
+            return ms_flash.flash_attention_varlen(query, key, value, cu_q, cu_k, backend=backend)
+
+    net, wrong = Net(), {**VARLEN, which: lengths(*ends)}
+    with pytest.raises(error, match=f"'{which}' {text}"):
+        net(*wrong.values()).asnumpy()
+    ms.set_context(mode=ms.PYNATIVE_MODE)
     assert call_varlen({"backend": backend}).asnumpy().shape == (7, N, D)

@@ -458,6 +458,26 @@ def test_b24_softcap_before_the_mask(softcap, dtype, backend):
     np.testing.assert_allclose(got["out"].astype(float), masked["out"].astype(float), rtol=0, atol=slack)
 
 
+@pytest.mark.parametrize("sink", [50.0, 3e9, 1e12, 1e30, 3e38])
+def test_a_huge_finite_sink_takes_all_the_weight(sink, backend):
+    call, dout, _ = _problem(sq=4, sk=5, d=8)
+    call["sinks"] = np.full(call["q"].shape[1], sink, np.float32)
+    dlse = np.ones((*call["q"].shape[:3],), np.float32)
+    got = attention(call, backend, dout, dlse)
+    np.testing.assert_allclose(got["out"], 0, atol=1e-6)
+    np.testing.assert_allclose(got["lse"], sink, rtol=1e-6)
+    np.testing.assert_allclose(got["dsinks"], call["q"].shape[0] * 4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e10, -1e12])
+def test_high_precision_bears_scores_beyond_float32_integers(scale, kernel_backend):
+    call, dout, dlse = _problem(sq=4, sk=8, d=8, scale=scale)
+    exact = flash_rule.evaluate(call, dout, dlse)
+    got = attention({**call, "precision_mode": "high"}, kernel_backend, dout, dlse)
+    np.testing.assert_allclose(got["out"], exact["out"], atol=1e-6)
+    assert all(np.isfinite(x).all() for x in got.values())
+
+
 def test_b26_lse_is_the_natural_logarithm(backend):
     from scipy.special import logsumexp
 

@@ -106,4 +106,4 @@ def make_bprop(backward, bias_grad, packed, has_sinks):
 def no_second_order(query, key, value, attn_mask, bias, alibi_slopes, sinks, seed, drop_mask, cu_q, cu_k, out, row_max,
                     row_sum, dout, dlse, grads, dgrads):
     """Stands where the gradient of the gradient would be: an error instead of silent zeros."""
-    raise RuntimeError("For 'flash_attention', second order gradients are not supported.")
+    raise RuntimeError("For 'flash_attention', second order and forward-mode gradients are not supported.")

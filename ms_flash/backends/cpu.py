@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from mindspore import ops
 
 from .. import library, op_table
@@ -59,6 +61,18 @@ def get_num_threads() -> int:
     return library.load().msflash_cpu_get_num_threads()
 
 
+_launching = threading.Lock()
+
+
+class _Custom(ops.Custom):
+    """MindSpore's primitive for one caller at a time: it mixes up the tensors of Custom ops that several Python threads
+    launch at once in PyNative (seen in 2.10; a graph does not come here)."""
+
+    def __call__(self, *args):
+        with _launching:
+            return super().__call__(*args)
+
+
 class CpuBackend(Backend):
     """SIMD kernels on the host's cores."""
 
@@ -76,6 +90,6 @@ class CpuBackend(Backend):
 
     def primitive(self, op, spec, bprop):
         registration = op_table.registration(op, "CPU")
-        custom = ops.Custom(f"{library.path()}:{op}", None, None, "aot", bprop, registration)
+        custom = _Custom(f"{library.path()}:{op}", None, None, "aot", bprop, registration)
         custom.add_prim_attr("spec", spec.render())
         return custom

@@ -103,7 +103,10 @@ void probabilities_and_gradients(const Problem& p, const Tile& t, const QueryBlo
                shift = load(q.shift + t.first + l);
     each_key(t, [&](int64_t j) {
       const V<T> x = load(prob + j * ld + l);
-      V<T> e = exp2(is_natural ? (x - max) * T(kLog2e) : x - max) * inverse, g = load(grad + j * ld + l);
+      V<T> above = is_natural ? (x - max) * T(kLog2e) : x - max;
+      // a double score may pass the maximum by what that lost in float32, see storable()
+      if (sizeof(T) == 8) above = above > T(1) ? splat(T(1)) : above;
+      V<T> e = exp2(above) * inverse, g = load(grad + j * ld + l);
       if (GUARDED) e = x == T(-INFINITY) ? V<T>{} : e;
       if (keep) {
         V<T> z = load(keep + j * t.lanes + l);

@@ -204,7 +204,7 @@ class Forward {
       const int n = std::min(rows.n - f, kTileLanes<T>), lanes = int(round_up(n, kLanes<T>));
       for (int l = 0; l < n; ++l) {
         const int64_t head = rows.head[f + l], at = p_.stat(t.b, head, rows.query[f + l]);
-        double m = double(state.max[f + l]), sum = double(state.sum[f + l]), rescale = 1;
+        double m = storable(p_, double(state.max[f + l])), sum = double(state.sum[f + l]), rescale = 1;
         if (p_.sinks) {
           const double sink = read_sink(p_, head) * per_nat(p_), top = sink > m ? sink : m;
           if (top > -INFINITY) {

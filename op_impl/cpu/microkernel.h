@@ -38,9 +38,10 @@ MSF_INLINE void tile(int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb
       V<T> x = splat(SIDE == Side::rows ? a[r * lda + k] : a[k * lda + r]);
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) {
-        if constexpr (GUARD == Guard::none) acc[r][v] += x * bv[v];
-        if constexpr (GUARD == Guard::zero_in_a) acc[r][v] += x != T(0) ? x * bv[v] : V<T>{};
-        if constexpr (GUARD == Guard::zero_in_b) acc[r][v] += bv[v] != T(0) ? x * bv[v] : V<T>{};
+        const V<T> next = acc[r][v] + x * bv[v];  // fused in all three, so that they agree to the last bit
+        if constexpr (GUARD == Guard::none) acc[r][v] = next;
+        if constexpr (GUARD == Guard::zero_in_a) acc[r][v] = x != T(0) ? next : acc[r][v];
+        if constexpr (GUARD == Guard::zero_in_b) acc[r][v] = bv[v] != T(0) ? next : acc[r][v];
       }
     }
   }

@@ -13,12 +13,19 @@ using msf::BlockRange;
 
 constexpr double kLog2e = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
 
-// Scores are kept in units of log2, so that exp2 needs no factor; in natural units where a bias or fill enters, because
-// the lowest finite numbers, which many models use there, times log2(e) would be -inf, a mask. `per_nat` of these units
-// are one.
-inline bool natural(const Problem& p) { return p.bias || p.has_fill; }
+// Scores are kept in units of log2, so that exp2 needs no factor; in natural units where a bias, fill or sink enters,
+// because the lowest finite numbers, which many models use there, times log2(e) would be -inf, a mask. `per_nat` of
+// these units are one.
+inline bool natural(const Problem& p) { return p.bias || p.has_fill || p.sinks; }
 inline double per_nat(const Problem& p) { return natural(p) ? 1 : kLog2e; }
 inline double to_log2(const Problem& p) { return natural(p) ? kLog2e : 1; }
+
+// A row maximum as the backward will find it, in float32. Near 2^24 and beyond, where float32 is coarser than a score's
+// unit, what is lost cannot be made up for in the row sum: there the rounded one is used throughout.
+inline double storable(const Problem& p, double m) {
+  const double stored = double(float(m));
+  return (m - stored) * to_log2(p) > 1 || (stored - m) * to_log2(p) > 1 ? stored : m;
+}
 
 // The queries carry the scale already; where softcap stands between, scale / softcap, the argument of tanh.
 inline double query_scale(const Problem& p) { return p.softcap > 0 ? p.scale / p.softcap : p.scale * per_nat(p); }
