@@ -16,8 +16,8 @@ STYLE = {"font.size": 11, "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow"
          "axes.spines.right": False, "legend.frameon": False, "savefig.dpi": 150}
 
 
-def plot_losses(losses: dict[str, list[float]], bound: float, subtitle: str, path: Path) -> None:
-    """`losses`: attention -> loss of each step; with two of them, their difference goes below."""
+def plot_losses(losses: dict[str, list[float]], bound: float | None, subtitle: str, path: Path) -> None:
+    """`losses`: attention -> loss of each step; with two of them, their difference goes below, with its bound."""
     with plt.rc_context(STYLE):
         both = len(losses) == 2
         figure, axes = plt.subplots(2 if both else 1, 1, figsize=(8, 6.2 if both else 4.5), sharex=True, squeeze=False,
@@ -34,10 +34,12 @@ def plot_losses(losses: dict[str, list[float]], bound: float, subtitle: str, pat
         if both:
             bottom = axes[1, 0]
             gaps = [max(abs(a - b), 1e-8) for a, b in zip(*losses.values())]
-            bottom.semilogy(range(1, len(gaps) + 1), gaps, color="#444444", linewidth=1.2, label="difference")
+            bottom.semilogy(range(1, len(gaps) + 1), gaps, color="#444444", linewidth=1.2,
+                            label="difference (0 drawn as 1e-8)")
             bottom.axhline(bound, color="#888888", linestyle="--", linewidth=1, label=f"bound {bound:g}")
             bottom.set_ylabel("|difference|")
-            bottom.legend(ncols=2, fontsize=9, loc="lower right")
+            bottom.set_ylim(5e-9, 5 * bound)
+            bottom.legend(fontsize=9, loc=(0.01, 0.42))
         axes[-1, 0].set_xlabel("step")
         figure.savefig(path)
         plt.close(figure)
