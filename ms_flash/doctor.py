@@ -40,7 +40,7 @@ def environment() -> dict:
         "ms_flash": __version__,
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}",
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "settings": {name: os.environ[name] for name in SWITCHES if name in os.environ},
