@@ -20,14 +20,14 @@ namespace {
 template <class T>
 struct QueryBlock {
   Rows rows;
-  T *q_t, *do_t, *q, *dout;  // [d][lanes] tile after tile, scaled; [dv][lanes]; [lanes][dp]; [lanes][dvp]
-  T *max, *inverse, *shift;  // row maximum, 1 / row sum, dLSE - delta
+  T *q_t, *do_t, *q, *dout;         // [d][lanes] tile after tile, scaled; [dv][lanes]; [lanes][dp]; [lanes][dvp]
+  T *max, *inverse, *shift, *dlse;  // row maximum, 1 / row sum, dLSE - delta, dLSE
   bool finite = true;
 
   static int64_t elements(const Problem& p, int64_t rows, bool by_channels) {
     const int64_t n = round_up(rows, kLanes<T>);
     const int64_t dp = round_up(p.d, kLanes<T>), dvp = round_up(p.dv, kLanes<T>);
-    return n * (p.d + p.dv + (by_channels ? dp + dvp : 0) + 3) + 8 * kLanes<T>;
+    return n * (p.d + p.dv + (by_channels ? dp + dvp : 0) + 4) + 8 * kLanes<T>;
   }
 
   void pack(const Problem& p, int64_t b, bool by_channels, T* memory) {
@@ -38,7 +38,7 @@ struct QueryBlock {
       memory += round_up(count, kLanes<T>);
       return r;
     };
-    q_t = take(n * p.d), do_t = take(n * p.dv), max = take(n), inverse = take(n), shift = take(n);
+    q_t = take(n * p.d), do_t = take(n * p.dv), max = take(n), inverse = take(n), shift = take(n), dlse = take(n);
     if (by_channels) q = take(n * dp), dout = take(n * dvp);
     for (int f = 0; f < rows.n; f += kTileLanes<T>) {
       const int lanes = int(round_up(std::min(rows.n - f, kTileLanes<T>), kLanes<T>));
@@ -49,6 +49,7 @@ struct QueryBlock {
     fill(max, padded, T(0));
     fill(inverse, padded, T(0));
     fill(shift, padded, T(0));
+    fill(dlse, padded, T(0));
     for (int r = 0; r < rows.n; ++r) {
       const int64_t at = p.stat(b, rows.head[r], rows.query[r]), row = p.seq[b].q_base + rows.query[r];
       if (by_channels) {
@@ -58,7 +59,8 @@ struct QueryBlock {
       if (p.row_sum[at] == 0) continue;                               // no key: probabilities are exp2(-inf - 0) * 0
       max[r] = p.row_max[at] == -INFINITY ? T(0) : T(p.row_max[at]);  // -inf beside a sum: every score was NaN
       inverse[r] = T(1) / T(p.row_sum[at]);
-      shift[r] = (p.dlse ? T(p.dlse[at]) : T(0)) - delta(p, b, rows.head[r], row);
+      dlse[r] = p.dlse ? T(p.dlse[at]) : T(0);
+      shift[r] = dlse[r] - delta(p, b, rows.head[r], row);
       const T sum = max[r] + inverse[r] + shift[r];
       finite &= sum - sum == T(0);
     }
@@ -94,27 +96,37 @@ struct QueryBlock {
 // which must not reach the keys it does not see.
 template <class T, bool GUARDED>
 void probabilities_and_gradients(const Problem& p, const Tile& t, const QueryBlock<T>& q, T* prob, T* grad, int64_t ld,
-                                 T* keep, const T* slope) {
+                                 T* keep, const T* slope, bool all_keys) {
   constexpr int W = kLanes<T>;
   const bool is_natural = natural(p);
   if (keep) dropout_tile(p, t, keep);
   for (int l = 0; l < t.lanes; l += W) {
-    const V<T> max = load(q.max + t.first + l), inverse = load(q.inverse + t.first + l),
-               shift = load(q.shift + t.first + l);
-    each_key(t, [&](int64_t j) {
+    const V<T> max = load(q.max + t.first + l), inverse = load(q.inverse + t.first + l);
+    auto probability = [&](int64_t j) {
       const V<T> x = load(prob + j * ld + l);
       V<T> above = is_natural ? (x - max) * T(kLog2e) : x - max;
       // a double score may pass the maximum by what that lost in float32, see storable()
       if (sizeof(T) == 8) above = above > T(1) ? splat(T(1)) : above;
-      V<T> e = exp2(above) * inverse, g = load(grad + j * ld + l);
+      V<T> e = exp2(above) * inverse;
       if (GUARDED) e = x == T(-INFINITY) ? V<T>{} : e;
-      if (keep) {
-        V<T> z = load(keep + j * t.lanes + l);
-        g *= z;
-        put(prob + j * ld + l, e * z);
-      } else {
-        put(prob + j * ld + l, e);
-      }
+      return e;
+    };
+    auto gradient = [&](int64_t j) {
+      V<T> g = load(grad + j * ld + l);
+      return keep ? g * load(keep + j * t.lanes + l) : g;
+    };
+    V<T> shift = load(q.shift + t.first + l);
+    if (all_keys) {  // rowsum(P * dP) is delta too, without the rounding of a 16-bit output
+      V<T> delta{};
+      each_key(t, [&](int64_t j) {
+        V<T> e = probability(j);
+        delta += e == T(0) ? V<T>{} : e * gradient(j);
+      });
+      shift = load(q.dlse + t.first + l) - delta;
+    }
+    each_key(t, [&](int64_t j) {
+      V<T> e = probability(j), g = gradient(j);
+      put(prob + j * ld + l, keep ? e * load(keep + j * t.lanes + l) : e);
       V<T> ds = e * (g + shift);
       if (slope) {
         V<T> d = load(slope + j * t.lanes + l);  // 0 under a fill, where ds may be NaN
@@ -236,6 +248,7 @@ class Backward {
     const int64_t n = j1 - j0, dp = round_up(p_.d, W), dvp = round_up(p_.dv, W), g = p_.group();
     const Block<T> k = load_block(p_, p_.k, t.b, t.kv_head, j0, j1, p_.d, w.k);
     const Block<T> v = load_block(p_, p_.v, t.b, t.kv_head, j0, j1, p_.dv, w.v);
+    const bool all_keys = n == p_.seq[t.b].k_len && p_.out.dtype != DType::f32;
     fill(w.dk, n * dp, T(0));
     fill(w.dv, n * dvp, T(0));
     for (int64_t i = 0; i < n_blocks; ++i) {
@@ -251,7 +264,8 @@ class Backward {
         product<T, LaneTile, Side::rows, Start::zero, Guard::none>(tile.hi - tile.lo, tile.lanes / W, p_.dv,
                                                                    v.data + tile.lo * v.ld, v.ld, q.do_t + f * p_.dv,
                                                                    tile.lanes, grad + tile.lo * w.ld, w.ld);
-        probabilities_and_gradients<T, IN_A != Guard::none>(p_, tile, q, prob, grad, w.ld, w.piece.keep, w.piece.slope);
+        probabilities_and_gradients<T, IN_A != Guard::none>(p_, tile, q, prob, grad, w.ld, w.piece.keep, w.piece.slope,
+                                                            all_keys);
         product<T, LaneTile, Side::columns, Start::keep, IN_B>(p_.d, tile.lanes / W, tile.hi - tile.lo,
                                                                k.data + tile.lo * k.ld, k.ld, grad + tile.lo * w.ld,
                                                                w.ld, dq + i * dq_block() + f * p_.d, tile.lanes);

@@ -66,7 +66,8 @@ class BiasGrad {
                   tile.hi - tile.lo, tile.lanes / W, p_.dv, v.data + tile.lo * v.ld, v.ld, query->do_t + f * p_.dv,
                   tile.lanes, grad + tile.lo * tile.lanes, tile.lanes);
               probabilities_and_gradients<T, true>(p_, tile, *query, prob, grad, tile.lanes, piece.keep,
-                                                   piece.bias_slope);
+                                                   piece.bias_slope,
+                                                   k1 - k0 == p_.seq[b].k_len && p_.out.dtype != DType::f32);
               add(tile, grad, sums, ld);
             }
           }
