@@ -9,7 +9,6 @@ import os
 import flash_rule
 import native
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -181,7 +180,6 @@ def run(spec, call, dout, dlse):
     return {**got, **grads}
 
 
-@pytest.mark.skipif(not native.library_path().exists(), reason="the native library is not built")
 @settings(max_examples=int(os.environ.get("MS_FLASH_FUZZ", "2000")), derandomize=True, deadline=None, database=None,
           print_blob=False, suppress_health_check=list(HealthCheck))
 @given(specs())
