@@ -7,7 +7,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/ms_flash.stamp
 # The build requirements have one home, pyproject.toml; here they go into .venv, so that a rebuild takes seconds.
 BUILD_REQUIRES = $$(sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d '",')
-NATIVE_SOURCES = $$(find op_impl fusion_passes onnx_export -name '*.cpp' -o -name '*.h')
+NATIVE_SOURCES = $$(find op_impl fusion_passes onnx_export tests -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 
 .PHONY: help venv build demo test test-all sanitize lint docs bench wheel clean
 .DEFAULT_GOAL := help

@@ -1,4 +1,4 @@
-"""Builds the native CPU library with CMake and maps the top-level folders into the ``ms_flash`` package."""
+"""Builds the native libraries with CMake and maps the top-level folders into the ``ms_flash`` package."""
 
 import os
 import re
@@ -43,7 +43,7 @@ class BuildPy(build_py):
 
 
 class CMakeBuild(build_ext):
-    """Runs op_impl/CMakeLists.txt and puts ``libms_flash_cpu.so`` into ``ms_flash/lib``."""
+    """Runs op_impl/CMakeLists.txt and puts its libraries into ``ms_flash/lib``."""
 
     def get_ext_filename(self, fullname):
         """A plain shared library loaded with dlopen: its name carries no Python version."""
@@ -103,13 +103,14 @@ setup(
         "ms_flash",
         *sorted("ms_flash." + ".".join(p.parent.relative_to(ROOT / "ms_flash").parts)
                 for p in (ROOT / "ms_flash").glob("*/**/__init__.py")),
-        "ms_flash.fusion_passes",
-        "ms_flash.onnx_export",
-        "ms_flash.op_impl",
+        *("ms_flash." + ".".join(p.parent.relative_to(ROOT).parts)
+          for folder in ("fusion_passes", "onnx_export", "op_impl")
+          for p in sorted((ROOT / folder).glob("**/__init__.py"))),
     ],
     package_data={"ms_flash": ["py.typed"], "ms_flash.tuning": ["*.yaml"], "ms_flash.op_impl": ["ops.yaml"]},
     include_package_data=False,
-    ext_modules=[Extension("ms_flash.lib.libms_flash_cpu", sources=[])],
+    ext_modules=[Extension("ms_flash.lib.libms_flash_cpu", sources=[]),
+                 Extension("ms_flash.lib.libms_flash_ort", sources=[])],
     cmdclass={"build_py": BuildPy, "build_ext": CMakeBuild, "bdist_wheel": PlatformWheel},
     zip_safe=False,
     install_requires=[
