@@ -23,15 +23,15 @@ def table() -> dict:
 
 
 @functools.lru_cache(None)
-def input_names() -> tuple[str, ...]:
-    """The inputs every op starts with, in slot order."""
-    return tuple(entry["name"] for entry in table()["inputs"])
+def input_names(group: str = "inputs") -> tuple[str, ...]:
+    """The inputs every attention op starts with (`mha_inputs`: every block op), in slot order."""
+    return tuple(entry["name"] for entry in table()[group])
 
 
 @functools.lru_cache(None)
 def dtypes(name: str, query: str | None = None) -> tuple[str, ...]:
-    """Dtypes that input `name` may have; `query` is the dtype of the query, where the set depends on it."""
-    entry = next(e for e in table()["inputs"] if e["name"] == name)
+    """Dtypes that input `name` may have; `query` is the dtype of the query (or x), where the set depends on it."""
+    entry = next(e for e in table()["inputs"] + table()["mha_inputs"] if e["name"] == name)
     names = [query if d == "query" else d for d in table()["dtypes"][entry["dtypes"]]]
     return tuple(dict.fromkeys(d for d in names if d))
 

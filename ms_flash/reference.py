@@ -306,3 +306,105 @@ def backward(dout, dlse, saved):
 def _dropped(kept, x):
     """kept * x, where a dropped element is 0 whatever x holds."""
     return np.where(kept == 0, 0.0, kept * x)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The block: projections around attention
+# ---------------------------------------------------------------------------------------------------------------------
+def _projections(given, heads, kv_heads, interleaved):
+    """For queries, keys and values: name of their source, suffix of their weight, and their channels of it."""
+    slots = ["q", "q" if given.get("w_k") is None else "k"]
+    slots.append(slots[1] if given.get("w_v") is None else "v")
+    source_k = "x" if given.get("context") is None else "context"
+    sources = ["x", source_k, source_k if given.get("context_v") is None else "context_v"]
+    counts = (heads, kv_heads, kv_heads)
+    for part, (source, slot, count) in enumerate(zip(sources, slots, counts)):
+        before = sum(n for s, n in zip(slots[:part], counts) if s == slot)
+        parts, total = slots.count(slot), sum(n for s, n in zip(slots, counts) if s == slot)
+        d = given["w_" + slot].shape[0] // total
+        if interleaved and parts > 1:
+            channels = np.arange(parts * count * d).reshape(count, parts, d)[:, part - slots.index(slot)].ravel()
+        else:
+            channels = np.arange(before * d, (before + count) * d)
+        yield source, slot, count, channels
+
+
+def _linear(x, weight, bias, rounding):
+    rnd = _rounder(rounding)
+    y = rnd(_matmul(x, weight.T, rounding))
+    return y if bias is None else rnd(y + bias)
+
+
+def mha_forward(given, *, num_heads, num_kv_heads=None, transposed=(False,) * 4, interleaved=False, rounding=None,
+                **options):
+    """Projections, attention and output projection in float64.
+
+    Args:
+        given (dict): Arrays by the slot names of `mha_inputs` in ops.yaml, activations as (B, S, E).
+        num_heads (int): Heads of the queries.
+        num_kv_heads (int): Heads of keys and values. Default: ``None``, `num_heads`.
+        transposed (tuple): For w_q, w_k, w_v, w_o: stored (in, out).
+        interleaved (bool): Packed weights are ordered (head, part, channel). Default: ``False``.
+        rounding (dtype): As in `forward`.
+        options: Those of `forward`.
+
+    Returns:
+        tuple (y, saved): y (B, Sq, out); saved, a dict for `mha_backward` that also holds q, k, v and attn.
+    """
+    num_kv_heads = num_kv_heads or num_heads
+    tensors = ("x", "context", "context_v", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_o", "b_o")
+    block = {name: _float64(given.get(name)) for name in tensors}
+    for name, turned in zip(("w_q", "w_k", "w_v", "w_o"), transposed):
+        if turned and block[name] is not None:
+            block[name] = block[name].T
+    projections = list(_projections(block, num_heads, num_kv_heads, interleaved))
+    projected = []
+    for source, slot, _, channels in projections:
+        bias = block["b_" + slot]
+        projected.append(_linear(block[source], block["w_" + slot][channels], None if bias is None else bias[channels],
+                                 rounding))
+    q, k, v = (x.reshape(x.shape[:2] + (count, -1)).swapaxes(1, 2) for x, (_, _, count, _) in
+               zip(projected, projections))
+    rest = {name: given.get(name) for name in ("attn_mask", "bias", "alibi_slopes", "sinks", "drop_mask")}
+    out, _, saved = forward(q, k, v, **rest, rounding=rounding, **options)
+    attn = out.swapaxes(1, 2).reshape(q.shape[0], q.shape[2], -1)
+    y = attn if block["w_o"] is None else _linear(attn, block["w_o"], block["b_o"], rounding)
+    return y, {"block": block, "projections": projections, "attention": saved, "attn": attn, "projected": projected,
+               "transposed": transposed, "rounding": rounding}
+
+
+def mha_backward(dy, saved):
+    """Gradients of sum(dy * y) for the call that `mha_forward` saved.
+
+    Args:
+        dy (ndarray): Shaped like y.
+        saved (dict): Second result of `mha_forward`.
+
+    Returns:
+        dict of float64 arrays by "d" and the name of an input; inputs that were not given are left out.
+    """
+    block, rounding = saved["block"], saved["rounding"]
+    rnd, flat = _rounder(rounding), lambda x: x.reshape(-1, x.shape[-1])
+    product = lambda a, b: rnd(_matmul(a, b, rounding))
+    dy = _float64(dy)
+    grads = {name: np.zeros_like(x) for name, x in block.items() if x is not None}
+    dattn = dy
+    if block["w_o"] is not None:
+        dattn = product(dy, block["w_o"])
+        grads["w_o"] = product(flat(dy).T, flat(saved["attn"]))
+        if block["b_o"] is not None:
+            grads["b_o"] = rnd(flat(dy).sum(0))
+    batch, length = dy.shape[:2]
+    heads = dattn.reshape(batch, length, saved["attention"]["heads"], -1).swapaxes(1, 2)
+    inner = backward(heads, None, saved["attention"])
+    for (source, slot, _, channels), name in zip(saved["projections"], ("dq", "dk", "dv")):
+        d = inner[name].swapaxes(1, 2).reshape(batch, -1, len(channels))
+        grads[source] = rnd(grads[source] + product(d, block["w_" + slot][channels]))
+        grads["w_" + slot][channels] = product(flat(d).T, flat(block[source]))
+        if block["b_" + slot] is not None:
+            grads["b_" + slot][channels] = rnd(flat(d).sum(0))
+    for name, turned in zip(("w_q", "w_k", "w_v", "w_o"), saved["transposed"]):
+        if turned and name in grads:
+            grads[name] = grads[name].T
+    grads.update({name: inner["d" + name] for name in ("bias", "sinks") if inner["d" + name] is not None})
+    return {"d" + name: grad for name, grad in grads.items()}

@@ -147,3 +147,67 @@ def backward(inputs, saved, dout, dlse, **options):
         bias = inputs["bias"]
         grads["dbias"], = call("bias_grad", spec, operands, [(bias.shape, bias.dtype)])
     return grads
+
+
+# The block op: projections around attention. Activations are (B, S, E) here, whatever the layout of the call.
+MHA_SLOTS = ("x", "context", "context_v", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_o", "b_o", "attn_mask", "bias",
+             "alibi_slopes", "sinks", "seed", "drop_mask")
+MHA_GRADIENTS = MHA_SLOTS[:11] + ("sinks",)
+
+
+def _mha_text(inputs, *, num_heads, num_kv_heads=None, transposed=(False,) * 4, interleaved=False, recompute=False,
+              grads=MHA_GRADIENTS, layout="BSH", **options):
+    digits = lambda flags: "".join("1" if flag else "0" for flag in flags)
+    inner = {**dict.fromkeys(("query", "key", "value"), 1), **{slot: inputs.get(slot) for slot in MHA_SLOTS[11:]}}
+    text = spec_text(inner, layout=layout, heads=num_heads, kv_heads=num_kv_heads or num_heads, **options)
+    return (f"inputs={digits(inputs.get(slot) is not None for slot in MHA_SLOTS)};recompute={int(recompute)};"
+            f"interleaved={int(interleaved)};transposed={digits(transposed)};"
+            f"grads={digits(name in grads for name in MHA_GRADIENTS)}|{text}")
+
+
+def _turned(inputs, layout):
+    """(B, S, E) to (S, B, E) and back."""
+    if layout == "BSH":
+        return inputs
+    turns = lambda name, x: x is not None and x.ndim == 3 and name in _ACTIVATIONS
+    return {name: np.ascontiguousarray(x.swapaxes(0, 1)) if turns(name, x) else x for name, x in inputs.items()}
+
+
+_ACTIVATIONS = ("x", "context", "context_v", "y", "q", "k", "v", "attn", "dx", "dcontext", "dcontext_v")
+
+
+def mha_forward(inputs, *, channels, layout="BSH", **options):
+    """inputs: arrays by slot name. channels: those of y, q, k, v, attn. Returns these and the statistics by name."""
+    given = _turned(inputs, layout)
+    x, keys = given["x"], given["x"] if given.get("context") is None else given["context"]
+    kept, no_w_o = not options.get("recompute", False), given.get("w_o") is None
+    rows = (inputs["x"].shape[0], options["num_heads"], inputs["x"].shape[1])
+    sizes = dict(zip(("y", "q", "k", "v", "attn"), channels))
+    outputs = [((*(keys if name in "kv" else x).shape[:2], n), x.dtype) for name, n in sizes.items()]
+    outputs = [((1,), x.dtype) if (name in "qkv" and not kept) or (name == "attn" and no_w_o) else output
+               for name, output in zip(sizes, outputs)]
+    results = call("mha_fwd", _mha_text(given, layout=layout, **options), [given.get(slot) for slot in MHA_SLOTS],
+                   outputs + [(rows, np.float32)] * 2)
+    saved = dict(zip(("y", "q", "k", "v", "attn", "row_max", "row_sum"), results))
+    assert all(saved[name].any() == 0 for name in saved if saved[name].shape == (1,)), "unused outputs must be zero"
+    return _turned(saved, layout)
+
+
+def mha_backward(inputs, saved, dy, *, channels, layout="BSH", **options):
+    """saved: what `mha_forward` returned. Returns gradients by "d" and name; absent ones are left out."""
+    del channels
+    given, saved = _turned(inputs, layout), _turned({**saved, "dy": dy}, layout)
+    dy = np.ascontiguousarray(dy.swapaxes(0, 1)) if layout == "SBH" else dy
+    wanted = [name for name in options.get("grads", MHA_GRADIENTS) if inputs.get(name) is not None]
+    text = _mha_text(given, layout=layout, **options)
+    attn = saved["y" if inputs.get("w_o") is None else "attn"]
+    operands = [given.get(slot) for slot in MHA_SLOTS] + [
+        saved["q"], saved["k"], saved["v"], attn, saved["row_max"], saved["row_sum"], dy]
+    outputs = [(given[name].shape, given[name].dtype) if name in wanted else ((1,), given["x"].dtype)
+               for name in MHA_GRADIENTS]
+    grads = {"d" + name: grad for name, grad in zip(MHA_GRADIENTS, call("mha_bwd", text, operands, outputs))}
+    assert all(not grads.pop("d" + name).any() for name in MHA_GRADIENTS if name not in wanted)
+    if inputs.get("bias") is not None:
+        bias = inputs["bias"]
+        grads["dbias"], = call("mha_bias_grad", text, operands, [(bias.shape, bias.dtype)])
+    return _turned(grads, layout)

@@ -8,6 +8,7 @@ import threading
 
 from mindspore import ops
 
+from ..mha_spec import MhaSpec
 from ..spec import AttentionSpec
 
 _building = threading.Lock()
@@ -50,6 +51,18 @@ class Backend(abc.ABC):
         """Primitive: the inputs of `backward` -> dbias."""
         return self._cached("MsFlashBiasGrad", spec)
 
+    def mha_forward(self, spec: MhaSpec):
+        """Primitive: mha_inputs -> (y, q, k, v, attn, row_max, row_sum), with its gradient."""
+        return self._cached("MsFlashMhaFwd", spec)
+
+    def mha_backward(self, spec: MhaSpec):
+        """Primitive: mha_inputs, the results of `mha_forward` that `spec.saved` names, dy -> gradients of GRADIENTS."""
+        return self._cached("MsFlashMhaBwd", spec)
+
+    def mha_bias_grad(self, spec: MhaSpec):
+        """Primitive: the inputs of `mha_backward` -> dbias."""
+        return self._cached("MsFlashMhaBiasGrad", spec)
+
     def _cached(self, op, spec):
         found = spec.primitives.get((self.name, op))
         if found is None:
@@ -60,13 +73,21 @@ class Backend(abc.ABC):
         found = self._primitives.get((op, self.key(spec)))
         if found is not None:
             return found
-        bprop = no_second_order if op != "MsFlashFwd" else make_bprop(
-            self.backward(spec), self.bias_grad(spec) if spec.has("bias") else None, spec.packed, spec.has("sinks"))
+        bprop = self._gradient(op, spec)
         with _building:     # one Custom per set of attributes, even when several threads ask for it
             found = self._primitives.get((op, self.key(spec)))
             if found is None:
                 found = self._primitives[op, self.key(spec)] = self.primitive(op, spec, bprop)
             return found
+
+    def _gradient(self, op, spec):
+        if op == "MsFlashFwd":
+            return make_bprop(self.backward(spec), self.bias_grad(spec) if spec.has("bias") else None, spec.packed,
+                              spec.has("sinks"))
+        if op == "MsFlashMhaFwd":
+            return make_mha_bprop(self.mha_backward(spec), self.mha_bias_grad(spec) if spec.has("bias") else None,
+                                  spec.has("w_o"))
+        return no_second_order if op in ("MsFlashBwd", "MsFlashBiasGrad") else no_mha_second_order
 
     @functools.cached_property
     def _primitives(self):
@@ -106,4 +127,43 @@ def make_bprop(backward, bias_grad, packed, has_sinks):
 def no_second_order(query, key, value, attn_mask, bias, alibi_slopes, sinks, seed, drop_mask, cu_q, cu_k, out, row_max,
                     row_sum, dout, dlse, grads, dgrads):
     """Stands where the gradient of the gradient would be: an error instead of silent zeros."""
+    raise RuntimeError("For 'flash_attention', second order and forward-mode gradients are not supported.")
+
+
+def gradient_if(x, grad):
+    """`grad` where there is an input, nothing where there is none."""
+    if x is None:
+        return None
+    return grad
+
+
+def make_mha_bprop(backward, bias_grad, has_w_o):
+    """The same for the block op."""
+
+    def bprop(x, context, context_v, w_q, w_k, w_v, b_q, b_k, b_v, w_o, b_o, attn_mask, bias, alibi_slopes, sinks, seed,
+              drop_mask, out, dout):
+        attn = out[4]
+        if not has_w_o:
+            attn = out[0]
+        g = backward(x, context, context_v, w_q, w_k, w_v, b_q, b_k, b_v, w_o, b_o, attn_mask, bias, alibi_slopes,
+                     sinks, seed, drop_mask, out[1], out[2], out[3], attn, out[5], out[6], dout[0])
+        if bias_grad is None:
+            dbias = no_gradient(bias)
+        else:
+            dbias = bias_grad(x, context, context_v, w_q, w_k, w_v, b_q, b_k, b_v, w_o, b_o, attn_mask, bias,
+                              alibi_slopes, sinks, seed, drop_mask, out[1], out[2], out[3], attn, out[5], out[6],
+                              dout[0])
+            if isinstance(dbias, tuple):
+                dbias = dbias[0]
+        return (g[0], gradient_if(context, g[1]), gradient_if(context_v, g[2]), g[3], gradient_if(w_k, g[4]),
+                gradient_if(w_v, g[5]), gradient_if(b_q, g[6]), gradient_if(b_k, g[7]), gradient_if(b_v, g[8]),
+                gradient_if(w_o, g[9]), gradient_if(b_o, g[10]), no_gradient(attn_mask), dbias,
+                no_gradient(alibi_slopes), gradient_if(sinks, g[11]), no_gradient(seed), no_gradient(drop_mask))
+
+    return bprop
+
+
+def no_mha_second_order(x, context, context_v, w_q, w_k, w_v, b_q, b_k, b_v, w_o, b_o, attn_mask, bias, alibi_slopes,
+                        sinks, seed, drop_mask, q, k, v, attn, row_max, row_sum, dy, grads, dgrads):
+    """As `no_second_order`, for the block op."""
     raise RuntimeError("For 'flash_attention', second order and forward-mode gradients are not supported.")

@@ -10,6 +10,7 @@
 
 #include "cpu/call.h"
 #include "cpu/kernels.h"
+#include "cpu/mha.h"
 #include "cpu/threads.h"
 
 namespace msf {
@@ -45,24 +46,51 @@ int guarded(F f) {
   return 1;
 }
 
-Op op_of(const char* name) {
-  const std::pair<const char*, Op> ops[] = {{"fwd", Op::forward}, {"bwd", Op::backward}, {"bias_grad", Op::bias_grad}};
-  for (auto& [text, op] : ops)
-    if (!std::strcmp(text, name)) return op;
-  throw std::invalid_argument(std::string("For 'flash_attention', there is no op '") + name + "'.");
-}
-
 // Calls come in runs of the same spec; parsing it takes longer than a small attention.
-const Spec& parsed(const char* text) {
+template <class S>
+const S& parsed(const char* text) {
   thread_local std::string last;
-  thread_local std::unique_ptr<Spec> spec;
+  thread_local std::unique_ptr<S> spec;
   if (!spec || last != text) {
     spec.reset();
-    spec = std::make_unique<Spec>(text);
+    spec = std::make_unique<S>(text);
     last = text;
   }
   return *spec;
 }
+
+// Calls f(op, spec) with the op of that name and its parsed attribute.
+template <class F>
+void with_op(const char* name, const char* text, F f) {
+  const std::pair<const char*, Op> ops[] = {{"fwd", Op::forward}, {"bwd", Op::backward}, {"bias_grad", Op::bias_grad}};
+  for (auto& [op_name, op] : ops)
+    if (!std::strcmp(op_name, name)) return f(op, parsed<Spec>(text));
+  const std::pair<const char*, MhaOp> mha_ops[] = {
+      {"mha_fwd", MhaOp::forward}, {"mha_bwd", MhaOp::backward}, {"mha_bias_grad", MhaOp::bias_grad}};
+  for (auto& [op_name, op] : mha_ops)
+    if (!std::strcmp(op_name, name)) return f(op, parsed<MhaSpec>(text));
+  fail("there is no op '", name, "'.");
+}
+
+// For each output the present input that it takes its dtype from; -1: float32.
+int dtype_source(Op op, const Spec& s, int output) {
+  const bool statistics = op == Op::forward && output > 0, sinks = op == Op::backward && output == 3;
+  return op == Op::bias_grad ? s.position(kBias)
+         : statistics        ? -1
+         : !sinks            ? s.position(kQuery)
+         : s.has(kSinks)     ? s.position(kSinks)
+                             : -1;
+}
+int dtype_source(MhaOp op, const MhaSpec& s, int output) {
+  if (op == MhaOp::bias_grad) return s.position(kMhaBias);
+  if (op == MhaOp::forward) return output < 5 ? s.position(kX) : -1;
+  return s.position(s.wants(output) ? input_of(MhaGradient(output)) : int(kX));
+}
+
+int saved_inputs(Op op) { return op == Op::forward ? 0 : kBackwardInputs - kForwardInputs; }
+int saved_inputs(MhaOp op) { return op == MhaOp::forward ? 0 : kMhaBackwardInputs - kMhaInputs; }
+const std::string& present(const Spec& s) { return s.present; }
+const std::string& present(const MhaSpec& s) { return s.inputs; }
 
 }  // namespace
 
@@ -78,30 +106,35 @@ int msflash_cpu_call(const char* op, const char* spec, int nparam, void** params
     std::vector<Array> arrays(nparam);
     for (int i = 0; i < nparam; ++i)
       arrays[i] = {params[i], std::vector<int64_t>(shapes[i], shapes[i] + ndims[i]), dtype_of(dtypes[i])};
-    run(op_of(op), parsed(spec), arrays);
+    with_op(op, spec, [&](auto kind, auto& s) { run(kind, s, arrays); });
   });
 }
 
 int msflash_cpu_infer(const char* op, const char* spec, int ninput, const int* ndims, const int64_t* const* shapes,
                       MsFlashOutputs* outputs) {
   return guarded([&] {
-    const Op kind = op_of(op);
-    const Spec& s = parsed(spec);
     std::vector<std::vector<int64_t>> in(ninput);
     for (int i = 0; i < ninput; ++i) in[i].assign(shapes[i], shapes[i] + ndims[i]);
-    const std::vector<std::vector<int64_t>> out = infer_shapes(kind, s, in);
-    outputs->count = int(out.size());
-    for (size_t i = 0; i < out.size(); ++i) {
-      outputs->ndims[i] = int(out[i].size());
-      std::copy(out[i].begin(), out[i].end(), outputs->shapes[i]);
-      const bool statistics = kind == Op::forward && i > 0, sinks = kind == Op::backward && i == 3;
-      outputs->dtype_of_input[i] = kind == Op::bias_grad ? s.position(kBias)
-                                   : statistics          ? -1
-                                   : !sinks              ? s.position(kQuery)
-                                   : s.has(kSinks)       ? s.position(kSinks)
-                                                         : -1;
-    }
+    with_op(op, spec, [&](auto kind, auto& s) {
+      const std::vector<std::vector<int64_t>> out = infer_shapes(kind, s, in);
+      outputs->count = int(out.size());
+      for (size_t i = 0; i < out.size(); ++i) {
+        outputs->ndims[i] = int(out[i].size());
+        std::copy(out[i].begin(), out[i].end(), outputs->shapes[i]);
+        outputs->dtype_of_input[i] = dtype_source(kind, s, int(i));
+      }
+    });
   });
+}
+
+int msflash_cpu_present_inputs(const char* op, const char* spec) {
+  int count = -1;
+  guarded([&] {
+    with_op(op, spec, [&](auto kind, auto& s) {
+      count = int(std::count(present(s).begin(), present(s).end(), '1')) + saved_inputs(kind);
+    });
+  });
+  return count;
 }
 
 const char* msflash_cpu_last_error() { return last_error.c_str(); }

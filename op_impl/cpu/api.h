@@ -5,20 +5,25 @@
 
 #define MSF_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Runs "fwd", "bwd" or "bias_grad". Arrays in the slot order of call.h, inputs then outputs, contiguous; an absent
-// input has the dtype "none". `spec` is the op's string attribute.
+// Runs "fwd", "bwd" or "bias_grad" (slots of call.h), or the same with projections around it, "mha_fwd", "mha_bwd" or
+// "mha_bias_grad" (slots of mha.h). Arrays in slot order, inputs then outputs, contiguous; an absent input has the
+// dtype "none". `spec` is the op's string attribute.
 MSF_EXPORT int msflash_cpu_call(const char* op, const char* spec, int nparam, void** params, int* ndims,
                                 int64_t** shapes, const char** dtypes);
 
 // Output shapes from the shapes of the inputs that are present (-1: unknown length, {-2}: unknown rank), and for each
 // output the present input that it takes its dtype from (-1: float32).
+constexpr int kMsFlashMostOutputs = 12;
 struct MsFlashOutputs {
   int count;
-  int ndims[4], dtype_of_input[4];
-  int64_t shapes[4][8];
+  int ndims[kMsFlashMostOutputs], dtype_of_input[kMsFlashMostOutputs];
+  int64_t shapes[kMsFlashMostOutputs][8];
 };
 MSF_EXPORT int msflash_cpu_infer(const char* op, const char* spec, int ninput, const int* ndims,
                                  const int64_t* const* shapes, MsFlashOutputs* outputs);
+
+// How many inputs are present, or -1 with the reason in msflash_cpu_last_error().
+MSF_EXPORT int msflash_cpu_present_inputs(const char* op, const char* spec);
 
 MSF_EXPORT const char* msflash_cpu_last_error();
 

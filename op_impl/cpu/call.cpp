@@ -7,27 +7,18 @@
 #include <cstdlib>
 #include <cstring>
 #include <sstream>
-#include <stdexcept>
 
 #include "cpu/kernels.h"
 
 namespace msf {
-
-namespace {
-
-template <class... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
-  std::ostringstream text;
-  text << "For 'flash_attention', ";
-  (void)std::initializer_list<int>{((text << parts), 0)...};
-  throw std::invalid_argument(text.str());
-}
 
 std::string show(const std::vector<int64_t>& shape) {
   std::string s = "(";
   for (size_t i = 0; i < shape.size(); ++i) s += (i ? ", " : "") + std::to_string(shape[i]);
   return s + (shape.size() == 1 ? ",)" : ")");
 }
+
+namespace {
 
 double number(const std::string& key, const std::string& value) {
   static const locale_t c =

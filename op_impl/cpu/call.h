@@ -1,6 +1,9 @@
 // A call as MindSpore makes it (raw arrays, and one string with everything static), turned into a Problem.
 #pragma once
 #include <cstdint>
+#include <initializer_list>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -62,5 +65,15 @@ std::vector<std::vector<int64_t>> infer_shapes(Op op, const Spec& spec,
                                                const std::vector<std::vector<int64_t>>& inputs);
 
 DType dtype_of(const char* name);
+
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream text;
+  text << "For 'flash_attention', ";
+  (void)std::initializer_list<int>{((text << parts), 0)...};
+  throw std::invalid_argument(text.str());
+}
+
+std::string show(const std::vector<int64_t>& shape);
 
 }  // namespace msf

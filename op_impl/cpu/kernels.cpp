@@ -4,6 +4,7 @@
 #include "cpu/backward.h"
 #include "cpu/bias_grad.h"
 #include "cpu/forward.h"
+#include "cpu/gemm.h"
 
 #define MSF_JOIN_(a, b) a##b
 #define MSF_JOIN(a, b) MSF_JOIN_(a, b)
@@ -12,8 +13,8 @@
 
 namespace {
 
-template <template <class> class Kernel>
-void run(const msf::Problem& p) {
+template <template <class> class Kernel, class Request>
+void run(const Request& p) {
   if (p.high)
     Kernel<double>(p).run();
   else
@@ -25,7 +26,7 @@ void run(const msf::Problem& p) {
 namespace msf {
 
 extern const Kernels MSF_JOIN(kernels_, MSF_ISA);
-const Kernels MSF_JOIN(kernels_, MSF_ISA){MSF_STRING(MSF_ISA), MSF_VECTOR_BYTES, run<Forward>, run<Backward>,
-                                          run<BiasGrad>};
+const Kernels MSF_JOIN(kernels_, MSF_ISA){MSF_STRING(MSF_ISA),    MSF_VECTOR_BYTES,       run<Forward, Problem>,
+                                          run<Backward, Problem>, run<BiasGrad, Problem>, run<Multiply, Gemm>};
 
 }  // namespace msf

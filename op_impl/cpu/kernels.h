@@ -1,6 +1,7 @@
 // The kernels as the rest of the library sees them: one table per instruction set.
 #pragma once
 #include "common/problem.h"
+#include "cpu/matrix.h"
 
 namespace msf {
 
@@ -10,6 +11,7 @@ struct Kernels {
   void (*forward)(const Problem&);
   void (*backward)(const Problem&);
   void (*bias_grad)(const Problem&);
+  void (*multiply)(const Gemm&);
 };
 
 // The table in use: the best one, or the one MS_FLASH_ISA names.

@@ -38,15 +38,10 @@ MsFlashOutputs infer(const char* op, AotExtra* extra, int ninput, const int* ndi
   return out;
 }
 
-int present_inputs(const char* op, AotExtra* extra) {
-  const std::string text = spec(extra), key = "present=";
-  int n = op[0] == 'f' ? 0 : 5;  // out, row_max, row_sum, dout, dlse
-  for (size_t i = text.find(key) + key.size(); i < text.size() && text[i] != ';'; ++i) n += text[i] == '1';
-  return n;
-}
-
 Shapes infer_shapes(const char* op, int* ndims, int64_t** shapes, AotExtra* extra) {
-  const MsFlashOutputs out = infer(op, extra, present_inputs(op, extra), ndims, shapes);
+  const int inputs = msflash_cpu_present_inputs(op, spec(extra).c_str());
+  check(inputs < 0);
+  const MsFlashOutputs out = infer(op, extra, inputs, ndims, shapes);
   Shapes result;
   for (int i = 0; i < out.count; ++i) result.emplace_back(out.shapes[i], out.shapes[i] + out.ndims[i]);
   return result;
@@ -86,3 +81,6 @@ int launch(const char* op, int nparam, void** params, int* ndims, int64_t** shap
 MSF_AOT_OP(MsFlashFwd, "fwd")
 MSF_AOT_OP(MsFlashBwd, "bwd")
 MSF_AOT_OP(MsFlashBiasGrad, "bias_grad")
+MSF_AOT_OP(MsFlashMhaFwd, "mha_fwd")
+MSF_AOT_OP(MsFlashMhaBwd, "mha_bwd")
+MSF_AOT_OP(MsFlashMhaBiasGrad, "mha_bias_grad")
