@@ -1,5 +1,6 @@
 """Builds the native libraries with CMake and maps the top-level folders into the ``ms_flash`` package."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -48,6 +49,22 @@ class CMakeBuild(build_ext):
     def get_ext_filename(self, fullname):
         """A plain shared library loaded with dlopen: its name carries no Python version."""
         return os.path.join(*fullname.split(".")) + ".so"
+
+    def run(self):
+        super().run()
+        inside = self.inplace or self.editable_mode
+        self.build_bridge((ROOT if inside else Path(self.build_lib).resolve()) / "ms_flash" / "lib")
+
+    @staticmethod
+    def build_bridge(folder):
+        """The plugin for MindSpore's compiler needs an installed MindSpore; without one it is built on first use."""
+        spec = importlib.util.spec_from_file_location("bridge_build", ROOT / "fusion_passes" / "bridge_build.py")
+        bridge_build = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(bridge_build)
+        try:
+            bridge_build.main(folder)
+        except RuntimeError as error:
+            print(f"ms_flash: {error}", file=sys.stderr)
 
     def build_extension(self, ext):
         cmake, generator = find_cmake(), find_generator()
@@ -107,7 +124,8 @@ setup(
           for folder in ("fusion_passes", "onnx_export", "op_impl")
           for p in sorted((ROOT / folder).glob("**/__init__.py"))),
     ],
-    package_data={"ms_flash": ["py.typed"], "ms_flash.tuning": ["*.yaml"], "ms_flash.op_impl": ["ops.yaml"]},
+    package_data={"ms_flash": ["py.typed"], "ms_flash.tuning": ["*.yaml"], "ms_flash.op_impl": ["ops.yaml"],
+                  "ms_flash.fusion_passes": ["bridge/*.cpp", "bridge/*.h"]},
     include_package_data=False,
     ext_modules=[Extension("ms_flash.lib.libms_flash_cpu", sources=[]),
                  Extension("ms_flash.lib.libms_flash_ort", sources=[])],

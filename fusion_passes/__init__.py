@@ -1,5 +1,5 @@
-"""Graph fusion, imported as ``ms_flash.fusion_passes``.
+"""Graph fusion, imported as ``ms_flash.fusion_passes``: attention in unmodified models, put on ms_flash's ops."""
 
-Nothing is here yet. The pass that finds attention written with MindSpore's own ops and replaces it by
-``ms_flash.flash_attention``, the report that says why a place was left alone, and the parity check will live here.
-"""
+from .session import fuse, fusion, unfuse
+
+__all__ = ["fuse", "fusion", "unfuse"]

@@ -1,0 +1,101 @@
+"""What fusion did: one entry per attention site of every compiled graph, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+
+@dataclass
+class GraphReport:
+    """One compiled graph. `sites` are dicts: fused, scope, line, kind, level, dtype, shape, mask, ..., reason."""
+
+    name: str
+    nodes: int
+    seconds: float
+    sites: list[dict] = field(default_factory=list)
+
+
+class Report:
+    """
+    The sites seen since fusion was switched on, in the order of compilation.
+
+    Attributes:
+        graphs (list): One GraphReport per compiled graph that holds a softmax.
+        compiled (int): How many graphs were compiled, those without a softmax included.
+    """
+
+    def __init__(self):
+        self.graphs: list[GraphReport] = []
+        self.compiled = 0
+
+    @property
+    def sites(self) -> list[dict]:
+        """The sites of all graphs."""
+        return [site for graph in self.graphs for site in graph.sites]
+
+    @property
+    def fused(self) -> list[dict]:
+        """The sites that run on ms_flash."""
+        return [site for site in self.sites if site["fused"]]
+
+    @property
+    def left(self) -> list[dict]:
+        """The sites that were left as they are; each says why in ``reason``."""
+        return [site for site in self.sites if not site["fused"]]
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """All of it, for programs."""
+        graphs = [{"graph": g.name, "nodes": g.nodes, "seconds": round(g.seconds, 4), "sites": g.sites}
+                  for g in self.graphs]
+        return json.dumps({"compiled": self.compiled, "fused": len(self.fused), "sites": len(self.sites),
+                           "graphs": graphs}, indent=indent)
+
+    def __str__(self):
+        if not self.compiled:
+            return "ms_flash fusion: no graph was compiled"
+        sites, fused = self.sites, len(self.fused)
+        graphs = "1 graph" if self.compiled == 1 else f"{self.compiled} graphs"
+        if not sites:
+            return f"ms_flash fusion: no softmax in {graphs}"
+        lines = [f"ms_flash fusion: {fused} of {len(sites)} attention sites fused in {graphs}"]
+        for graph in self.graphs:
+            if len(self.graphs) > 1:
+                lines.append(f"{graph.name}, {graph.nodes} nodes, matched in {1e3 * graph.seconds:.0f} ms")
+            rows = [_row(site) for site in graph.sites]
+            widths = [max(len(row[i]) for row in rows) for i in range(3)]
+            for row in rows:
+                lines.append("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)) + "  " + row[3])
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _row(site):
+    status = f"fused, {site.get('level', '')}" if site["fused"] else "left"
+    shape = " ".join(filter(None, (site.get("shape"), site.get("dtype"))))
+    said = site.get("reason", "") if not site["fused"] else ", ".join(_details(site))
+    return [status, _place(site), shape, said]
+
+
+def _place(site):
+    """The cells from the net to the site without their class names, and the line of the source."""
+    parts = [part.split("-")[0] for part in site.get("scope", "").split("/")]
+    cells = ".".join(part for part in parts if part not in ("", "Default", "Gradients"))
+    line = site.get("line", "").rsplit("/", 1)[-1]
+    return f"{cells} ({line})" if cells and line else cells or line
+
+
+def _details(site):
+    for name in ("scale", "mask", "bias", "softcap", "dropout", "projections", "kind"):
+        value = site.get(name)
+        if value in (None, "", "none", False) or (value == 0 and name != "scale"):
+            continue
+        if name in ("mask", "kind"):
+            yield str(value)
+        elif isinstance(value, float):
+            yield f"{name} {value:.6g}"
+        else:
+            yield f"{name} {value}"
+    if site.get("note"):
+        yield site["note"]

@@ -1,0 +1,272 @@
+"""Switches fusion on and off: ``fuse``, ``unfuse`` and the block form ``fusion``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import mindspore
+from mindspore.graph import api as graph_api
+
+from . import bridge, bridge_build
+from .report import GraphReport, Report
+
+LEVELS = ("auto", "core", "layout", "block")
+MEMORY = ("keep", "recompute")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for; see `fuse`."""
+
+    level: str = "auto"
+    dropout: bool = True
+    memory: str = "keep"
+    strict: bool = False
+
+
+class _State:
+    """What is on: the innermost of `fuse` and the open `fusion` blocks. An entry of ``None`` is off."""
+
+    def __init__(self):
+        self.entries = [None]
+        self.cache_path = None
+
+    @property
+    def current(self):
+        return self.entries[-1]
+
+
+_state = _State()
+
+
+def fuse(level="auto", *, dropout=True, memory="keep", strict=False):
+    """
+    From now on, attention written with MindSpore's own ops runs on ms_flash in every graph that is compiled.
+
+    The model stays as it is. Graphs compiled before are compiled anew at their next call. Calling it again with the
+    same arguments changes nothing; `unfuse` undoes it. Compiled are the cells and functions under GRAPH_MODE or
+    ``mindspore.jit``; code that PyNative mode runs op by op is never seen.
+
+    Args:
+        level (str, optional): How much around the attention is taken in: ``"core"`` the attention alone, ``"layout"``
+            also the splitting and merging of heads, ``"block"`` also the projections, ``"auto"`` what is fastest for
+            each site. Default: ``"auto"``.
+
+    Keyword Args:
+        dropout (bool, optional): Whether attention with dropout is fused. It then draws from ms_flash's generator:
+            other numbers than MindSpore's, with the same distribution. Default: ``True``.
+        memory (str, optional): At level block, ``"keep"`` the projected query, key and value for the backward or
+            ``"recompute"`` them. Default: ``"keep"``.
+        strict (bool, optional): Whether compiling a graph is an error when it holds attention, or what looks like it,
+            and none of it could be fused. Default: ``False``.
+
+    Returns:
+        Report, which grows as graphs are compiled; print it.
+
+    Raises:
+        TypeError: If the type of an argument is wrong.
+        ValueError: If a value is not one of those named.
+        RuntimeError: If this version of MindSpore is not supported, or the bridge into it cannot be compiled.
+
+    Supported Platforms:
+        ``Ascend`` (sources, unproven) / ``CPU``
+
+    Examples:
+        >>> import mindspore as ms
+        >>> import ms_flash
+        >>> ms.set_context(mode=ms.GRAPH_MODE)
+        >>> report = ms_flash.fuse()
+        >>> print(report)
+        ms_flash fusion: no graph was compiled
+        >>> ms_flash.unfuse()
+    """
+    options = _checked("fuse", level, dropout, memory, strict)
+    if len(_state.entries) > 1:
+        raise RuntimeError("For 'fuse', it must not be called inside a 'with ms_flash.fusion()' block.")
+    if _state.entries[0] and _state.entries[0][0] == options:
+        return _state.entries[0][1]
+    report = Report()
+    bridge.load()
+    _change(lambda entries: entries.__setitem__(0, (options, report)))
+    if mindspore.get_context("mode") == mindspore.PYNATIVE_MODE:
+        warnings.warn("ms_flash.fuse(): the mode is PyNative, where only what is under mindspore.jit is compiled and "
+                      "fused; the rest runs as written.", stacklevel=2)
+    return report
+
+
+def unfuse():
+    """
+    Undoes `fuse`: graphs that were fused are compiled anew, as written, at their next call.
+
+    Raises:
+        RuntimeError: If it is called inside a ``with ms_flash.fusion()`` block.
+
+    Supported Platforms:
+        ``Ascend`` (sources, unproven) / ``CPU``
+
+    Examples:
+        >>> import ms_flash
+        >>> ms_flash.unfuse()
+    """
+    if len(_state.entries) > 1:
+        raise RuntimeError("For 'unfuse', it must not be called inside a 'with ms_flash.fusion()' block.")
+    if _state.entries[0] is not None:
+        _change(lambda entries: entries.__setitem__(0, None))
+
+
+@contextlib.contextmanager
+def fusion(level="auto", *, dropout=True, memory="keep", strict=False):
+    """
+    Fusion for the calls inside a block: ``with ms_flash.fusion() as report:``.
+
+    At both ends of the block compiled graphs are forgotten, so a training loop belongs inside it as a whole.
+
+    Args:
+        level (str, optional): As in `fuse`. Default: ``"auto"``.
+
+    Keyword Args:
+        dropout (bool, optional): As in `fuse`. Default: ``True``.
+        memory (str, optional): As in `fuse`. Default: ``"keep"``.
+        strict (bool, optional): Whether it is an error, as in `fuse`, and at the end of the block too, that nothing
+            was fused. Default: ``False``.
+
+    Returns:
+        Context manager, whose value is the Report.
+
+    Raises:
+        TypeError: If the type of an argument is wrong.
+        ValueError: If a value is not one of those named.
+        RuntimeError: As in `fuse`, and for `strict` if nothing was fused in the block.
+
+    Supported Platforms:
+        ``Ascend`` (sources, unproven) / ``CPU``
+
+    Examples:
+        >>> import numpy as np
+        >>> import mindspore as ms
+        >>> import ms_flash
+        >>> from mindspore import ops
+        >>> @ms.jit
+        ... def attention(q, k, v):
+        ...     return ops.matmul(ops.softmax(ops.matmul(q, k.swapaxes(-1, -2)) * 0.5, -1), v)
+        >>> q = ms.Tensor(np.ones((1, 2, 3, 4)), ms.float32)
+        >>> with ms_flash.fusion() as report:
+        ...     out = attention(q, q, q)
+        >>> print(len(report.fused), out.shape)
+        1 (1, 2, 3, 4)
+    """
+    options = _checked("fusion", level, dropout, memory, strict)
+    report = Report()
+    bridge.load()
+    with _entry((options, report)):
+        yield report
+    if not report.compiled:
+        text = ("no graph was compiled in the block. Hint: PyNative mode runs op by op; put the forward function under "
+                "mindspore.jit, or set mode=mindspore.GRAPH_MODE.")
+        if strict:
+            raise RuntimeError(f"For 'fusion', {text}")
+        warnings.warn(f"ms_flash.fusion(): {text}", stacklevel=3)
+    elif strict and not report.fused:
+        raise RuntimeError(f"For 'fusion', nothing was fused: {_reasons(report.left)}")
+
+
+def suspended():
+    """Context manager: everything runs as written."""
+    return _entry(None)
+
+
+@contextlib.contextmanager
+def _entry(entry):
+    _change(lambda entries: entries.append(entry))
+    try:
+        yield
+    finally:
+        _change(lambda entries: entries.pop())
+
+
+def _checked(func, level, dropout, memory, strict):
+    for name, value, allowed in (("level", level, LEVELS), ("memory", memory, MEMORY)):
+        if not isinstance(value, str):
+            raise TypeError(f"For '{func}', the type of '{name}' must be str, but got {type(value).__name__}.")
+        if value not in allowed:
+            raise ValueError(f"For '{func}', the '{name}' must be one of {list(allowed)}, but got {value!r}.")
+    for name, value in (("dropout", dropout), ("strict", strict)):
+        if not isinstance(value, bool):
+            raise TypeError(f"For '{func}', the type of '{name}' must be bool, but got {type(value).__name__}.")
+    return Options(level, dropout, memory, strict)
+
+
+def _change(edit):
+    """Edits the entries, and sees to it that compiled graphs follow."""
+    before = _state.current
+    edit(_state.entries)
+    after = _state.current
+    if (before and before[0]) == (after and after[0]):
+        return
+    _forget_compiled()
+    _use_own_cache_folder(after is not None)
+    if after is not None:
+        bridge.set_planner(_plan)
+    elif before is not None:
+        bridge.set_planner(None)
+
+
+def _forget_compiled():
+    """MindSpore keeps graphs by arguments and knows nothing of this pass: it would go on with the old ones."""
+    graph_api.ms_compile_cache.clear()
+    for phases in graph_api.cells_compile_cache.values():
+        phases.clear()
+
+
+def _use_own_cache_folder(fused):
+    """Compiled graphs that MindSpore stores on disk: fused ones go into a folder of their own, named by this pass."""
+    enabled = mindspore.get_context("enable_compile_cache")
+    if enabled is None:
+        enabled = os.environ.get("MS_COMPILER_CACHE_ENABLE") == "1"
+    if not enabled:
+        return
+    here = mindspore.get_context("compile_cache_path") or os.environ.get("MS_COMPILER_CACHE_PATH") or "."
+    if fused and _state.cache_path is None:
+        _state.cache_path = here
+        name = bridge_build.file_name(mindspore.__version__)
+        options = "-".join(map(str, vars(_state.current[0]).values()))
+        here = str(Path(here) / f"{name.rsplit('.', 1)[0]}-{options}")
+    elif not fused and _state.cache_path is not None:
+        here, _state.cache_path = _state.cache_path, None
+    else:
+        return
+    mindspore.set_context(compile_cache_path=here)
+
+
+def _plan(graph, apply):
+    """What the bridge calls for every graph."""
+    from . import plan  # the matcher is not needed before
+
+    options, report = _state.current
+    report.compiled += 1
+    start = time.perf_counter()
+    primitives = []
+
+    def handle(primitive):
+        primitives.append(primitive)
+        return len(primitives) - 1
+
+    made, sites = plan.plan_graph(graph, {"level": options.level, "dropout": options.dropout,
+                                          "memory": options.memory, "handle": handle})
+    if made and made["replace"]:
+        apply(made, primitives)
+    if sites:
+        report.graphs.append(GraphReport(graph["graph"], len(graph["nodes"]), time.perf_counter() - start, sites))
+    if options.strict and sites and not any(site["fused"] for site in sites):
+        raise bridge.StopCompilation(f"For 'fuse', nothing was fused: {_reasons(sites)}")
+
+
+def _reasons(sites):
+    if not sites:
+        return "there is no softmax in the graphs."
+    return "; ".join(f"{site.get('line') or site.get('scope')}: {site.get('reason')}" for site in sites)
