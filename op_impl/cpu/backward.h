@@ -257,8 +257,8 @@ class Backward {
       for (int f = 0; f < q.rows.n; f += L) {
         Tile tile = make_tile<T>(band, t.b, q.rows, f, j0, j1);
         T *prob = w.prob + f, *grad = w.grad + f;
-        if (tile.hi <= tile.lo || !score_tile(p_, band, tile, q.q_t + f * p_.d, k, prob, w.ld, w.piece))
-          tile.lo = tile.hi = 0;
+        auto multiply = [&] { score_product(p_, tile, q.q_t + f * p_.d, k, prob, w.ld); };
+        if (tile.hi <= tile.lo || !score_tile(p_, band, tile, prob, w.ld, w.piece, multiply)) tile.lo = tile.hi = 0;
         whole &= tile.whole && tile.lo == 0 && tile.hi == n;
         any |= tile.hi > tile.lo;
         product<T, LaneTile, Side::rows, Start::zero, Guard::none>(tile.hi - tile.lo, tile.lanes / W, p_.dv,

@@ -60,8 +60,8 @@ class BiasGrad {
             const Block<T> v = load_block(p_, p_.v, b, kv_head, k0, k1, p_.dv, v_buffer);
             for (int f = 0; f < query->rows.n; f += L) {
               const Tile tile = make_tile<T>(band, b, query->rows, f, k0, k1);
-              if (tile.hi <= tile.lo || !score_tile(p_, band, tile, query->q_t + f * p_.d, k, prob, tile.lanes, piece))
-                continue;
+              auto multiply = [&] { score_product(p_, tile, query->q_t + f * p_.d, k, prob, tile.lanes); };
+              if (tile.hi <= tile.lo || !score_tile(p_, band, tile, prob, tile.lanes, piece, multiply)) continue;
               product<T, LaneTile, Side::rows, Start::zero, Guard::none>(
                   tile.hi - tile.lo, tile.lanes / W, p_.dv, v.data + tile.lo * v.ld, v.ld, query->do_t + f * p_.dv,
                   tile.lanes, grad + tile.lo * tile.lanes, tile.lanes);

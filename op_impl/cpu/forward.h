@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <vector>  // of types of this file only: see simd.h on names shared between builds
 
-#include "cpu/score.h"
+#include "cpu/narrow.h"
 #include "cpu/threads.h"
 
 namespace {
@@ -84,13 +84,15 @@ class Forward {
     const int64_t padded = round_up(rows.n, kLanes<T>);
     const int64_t dp = round_up(p_.d, kLanes<T>), dvp = round_up(p_.dv, kLanes<T>);
     Arena arena{msf::thread_scratch(
-        (padded * p_.d + ForwardState<T>::elements(rows.n, p_.dv) + block_n_ * (dp + dvp + kTileLanes<T>)) * sizeof(T) +
+        (padded * dp + ForwardState<T>::elements(rows.n, p_.dv) + block_n_ * (dp + dvp + kTileLanes<T>)) * sizeof(T) +
         ScorePieces<T>::bytes(p_, block_n_) + 16 * 64)};
-    T* q = arena.take<T>(padded * p_.d);
+    const bool narrow = rows.n <= kNarrowRows<T>;
+    T* q = arena.take<T>(padded * dp);
     ForwardState<T> state;
     state.place(arena.take<T>(ForwardState<T>::elements(rows.n, p_.dv)), rows.n, p_.dv);
     if (t.parts > 1) state.place(parts_.data + t.slot * slot_size_, rows.n, p_.dv);
-    for (int f = 0; f < rows.n; f += kTileLanes<T>) {
+    if (narrow) pack_rows<T>(p_, p_.q, t.b, rows, p_.d, query_scale(p_), q);
+    for (int f = 0; f < rows.n && !narrow; f += kTileLanes<T>) {
       const int lanes = int(round_up(std::min(rows.n - f, kTileLanes<T>), kLanes<T>));
       pack_transposed<T>(p_, p_.q, t.b, rows, f, lanes, p_.d, query_scale(p_), q + f * p_.d);
     }
@@ -109,6 +111,7 @@ class Forward {
     T* k_buffer = arena.take<T>(block_n_ * dp);
     T* v_buffer = arena.take<T>(block_n_ * dvp);
     T* s = arena.take<T>(block_n_ * L);
+    const bool narrow = rows.n <= kNarrowRows<T>;
     ScorePieces<T> piece;
     piece.place(p_, block_n_, false, &arena);
     const int64_t padded = round_up(rows.n, W);
@@ -117,11 +120,20 @@ class Forward {
     fill(state.sum, padded, T(0));
     for (int64_t j0 = t.key0; j0 < t.key1; j0 += block_n_) {
       const int64_t j1 = std::min(t.key1, j0 + block_n_);
-      const Block<T> k = load_block(p_, p_.k, t.b, t.kv_head, j0, j1, p_.d, k_buffer);
-      const Block<T> v = load_block(p_, p_.v, t.b, t.kv_head, j0, j1, p_.dv, v_buffer);
+      Block<T> k, v;
+      if (!narrow) {
+        k = load_block(p_, p_.k, t.b, t.kv_head, j0, j1, p_.d, k_buffer);
+        v = load_block(p_, p_.v, t.b, t.kv_head, j0, j1, p_.dv, v_buffer);
+      }
       for (int f = 0; f < rows.n; f += L) {
         const Tile tile = make_tile<T>(band, t.b, rows, f, j0, j1);
-        if (tile.hi <= tile.lo || !score_tile(p_, band, tile, q + f * p_.d, k, s, tile.lanes, piece)) continue;
+        auto multiply = [&] {
+          if (narrow)
+            narrow_score_product(p_, tile, t.kv_head, q, s);
+          else
+            score_product(p_, tile, q + f * p_.d, k, s, tile.lanes);
+        };
+        if (tile.hi <= tile.lo || !score_tile(p_, band, tile, s, tile.lanes, piece, multiply)) continue;
         alignas(64) T alpha[L];
         if (natural(p_))
           softmax<true>(tile, s, state.max + f, state.sum + f, alpha);
@@ -131,6 +143,10 @@ class Forward {
           dropout_tile(p_, tile, piece.keep);
           for (int64_t i = tile.lo * tile.lanes; i < tile.hi * tile.lanes; i += W)
             put(s + i, load(s + i) * load(piece.keep + i));
+        }
+        if (narrow) {
+          narrow_output_product<T, GUARD>(p_, tile, t.kv_head, s, state.o, alpha);
+          continue;
         }
         product<T, LaneTile, Side::columns, Start::scale, GUARD>(
             p_.dv, tile.lanes / W, tile.hi - tile.lo, v.data + tile.lo * v.ld, v.ld, s + tile.lo * tile.lanes,

@@ -154,8 +154,8 @@ MSF_INLINE bool unpack_row(const S* src, int64_t channels, T* dst) {
 // Rows [j0, j1) of K or V as a block of T, read in place when it already is one.
 template <class T>
 struct Block {
-  const T* data;
-  int64_t ld;
+  const T* data = nullptr;
+  int64_t ld = 0;
   bool finite = true;  // of what was unpacked; what is read in place is not looked at
 };
 
@@ -163,7 +163,7 @@ template <class T>
 Block<T> load_block(const Problem& p, const Tensor4& x, int64_t b, int64_t h, int64_t j0, int64_t j1, int64_t channels,
                     T* buffer) {
   const int64_t ld = round_up(channels, kLanes<T>);
-  Block<T> block{buffer, ld};
+  Block<T> block{buffer, ld, true};
   // rows far apart fall on the same cache sets, so they are gathered (2 KiB: measured no gain below it)
   if (sizeof(T) == 4 && x.dtype == DType::f32 && x.s <= 512) {
     block.data = reinterpret_cast<const T*>(x.row(b, h, p.seq[b].k_base + j0));

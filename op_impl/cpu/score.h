@@ -88,15 +88,23 @@ struct ScorePieces {
   }
 };
 
+// s[j][lane] = k[j] . q[lane], the product of a tile; q is [channel][lanes], scaled.
+template <class T>
+void score_product(const Problem& p, const Tile& t, const T* q, const Block<T>& k, T* s, int64_t ld) {
+  product<T, LaneTile, Side::rows, Start::zero, Guard::none>(t.hi - t.lo, t.lanes / kLanes<T>, p.d,
+                                                             k.data + t.lo * k.ld, k.ld, q, t.lanes, s + t.lo * ld, ld);
+}
+
 template <class F>
 MSF_INLINE void each_key(const Tile& t, F f) {
   for (int64_t j = t.lo; j < t.hi; ++j) f(j);
 }
 
-// s[j][lane] for keys lo..hi; false when the tile has no key to see (then s is not written).
-template <class T>
-bool score_tile(const Problem& p, const Band& band, const Tile& t, const T* q, const Block<T>& k, T* s, int64_t ld,
-                const ScorePieces<T>& piece) {
+// s[j][lane] for keys lo..hi, from what `multiply` puts there; false when the tile has no key to see (then s is not
+// written).
+template <class T, class F>
+bool score_tile(const Problem& p, const Band& band, const Tile& t, T* s, int64_t ld, const ScorePieces<T>& piece,
+                F multiply) {
   constexpr int W = kLanes<T>;
   const Rows& rows = *t.rows;
   const int lanes = t.lanes;
@@ -106,8 +114,7 @@ bool score_tile(const Problem& p, const Band& band, const Tile& t, const T* q, c
   if (p.bias) bias = load_plane(p.bias, true, t.b, rows, t.first, lanes, t.j0 + t.lo, n, piece.bias + from);
   if (!p.has_fill && !(mask.some_open && bias.some_open)) return false;
 
-  product<T, LaneTile, Side::rows, Start::zero, Guard::none>(n, lanes / W, p.d, k.data + t.lo * k.ld, k.ld, q, lanes,
-                                                             s + t.lo * ld, ld);
+  multiply();
   if (p.softcap > 0) {
     const T cap = T(p.softcap * per_nat(p));
     each_key(t, [&](int64_t j) {
