@@ -36,7 +36,9 @@ T attribute(const ort::Api* api, const ort::KernelInfo* info, const char* name, 
   size_t size = 0;
   if (succeeded(api, ort::KernelInfoGetAttribute_float(api, info, name, &number)) ||
       succeeded(api, ort::KernelInfoGetAttribute_int64(api, info, name, &integer)) ||
-      succeeded(api, ort::KernelInfoGetAttribute_string(api, info, name, nullptr, &size)))
+      succeeded(api, ort::KernelInfoGetAttribute_string(api, info, name, nullptr, &size)) ||
+      succeeded(api, ort::KernelInfoGetAttributeArray_float(api, info, name, nullptr, &size)) ||
+      succeeded(api, ort::KernelInfoGetAttributeArray_int64(api, info, name, nullptr, &size)))
     fail("the attribute '", name, "' must be of type ", std::is_same<T, float>::value ? "float" : "int", ".");
   return fallback;
 }

@@ -78,6 +78,8 @@ constexpr Function<91, Status*, KernelContext*, size_t, const int64_t*, size_t, 
 constexpr Function<93, void, Status*> ReleaseStatus;
 constexpr Function<99, void, TensorTypeAndShapeInfo*> ReleaseTensorTypeAndShapeInfo;
 constexpr Function<101, void, CustomOpDomain*> ReleaseCustomOpDomain;
+constexpr Function<162, Status*, const KernelInfo*, const char*, float*, size_t*> KernelInfoGetAttributeArray_float;
+constexpr Function<163, Status*, const KernelInfo*, const char*, int64_t*, size_t*> KernelInfoGetAttributeArray_int64;
 constexpr Function<193, Status*, const KernelContext*, void**> KernelContext_GetGPUComputeStream;
 constexpr Function<267, Status*, const ShapeInferContext*, size_t*> ShapeInferContext_GetInputCount;
 constexpr Function<268, Status*, const ShapeInferContext*, size_t, TensorTypeAndShapeInfo**>

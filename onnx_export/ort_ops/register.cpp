@@ -88,7 +88,9 @@ ort::Status* infer(const ort::CustomOp* op, ort::ShapeInferContext* context) {
       check(api, status);
     };
     for (size_t i = 0; i < 3; ++i) check(api, ort::ShapeInferContext_GetInputTypeShape(api, context, i, &in[i]));
-    set(0, self(op).type, {axis(0, 0), axis(0, 1), axis(0, 2), axis(2, 3)});
+    ort::ElementType type;  // this function serves the ops of all dtypes, `op` is one of them
+    check(api, ort::GetTensorElementType(api, in[0], &type));
+    set(0, type, {axis(0, 0), axis(0, 1), axis(0, 2), axis(2, 3)});
     set(1, ort::FLOAT, {axis(0, 0), axis(0, 1), axis(0, 2)});
   });
 }
