@@ -1,0 +1,173 @@
+"""One attention in the forward pass: scores, softmax, dropout, and the product with the values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .constants import Constants
+from .ir import FLOATS, Graph, Node, Unknown
+from .products import PRODUCTS, Product, product
+from .reasons import Refusal
+from .scores import ScoreGrammar, Scores
+from .views import Views, merged
+
+SOFTMAX = ("Softmax",)
+GRADIENTS = ("SoftmaxBackward", "SoftmaxGrad", "DropoutGrad", "DropoutGradExt", "DropoutDoMaskExt")
+ORDERING = ("UpdateState",)
+
+
+@dataclass(eq=False)
+class Forward:
+    """A match in the forward pass. `inner` are the nodes that vanish, apart from views."""
+
+    softmax: Node
+    scores: Scores
+    output: Product | None = None       # (batch..., queries, keys) @ (batch..., keys, value head_dim)
+    dropout: Node | None = None
+    keep_prob: float = 1.0
+    inner: set = field(default_factory=set)
+    before: dict = field(default_factory=dict)      # what the weights were before each node they go through
+
+    @property
+    def query(self):
+        """(batch..., queries, head_dim)."""
+        return self.scores.product.left
+
+    @property
+    def key(self):
+        """(batch..., keys, head_dim)."""
+        return self.scores.product.right.swapped()
+
+    @property
+    def value(self):
+        """(batch..., keys, value head_dim)."""
+        return self.output.right
+
+
+class ForwardGrammar:
+    """Finds attention around the softmax nodes of one graph."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.views = Views(graph)
+        self.constants = Constants(self.views)
+        self.scores = ScoreGrammar(self.views, self.constants)
+
+    def softmax_nodes(self) -> list[Node]:
+        """Where attention may be."""
+        return self.graph.named(*SOFTMAX)
+
+    def match(self, softmax: Node) -> Forward:
+        """The attention around `softmax`. Raises Refusal."""
+        self._check_axis(softmax)
+        scores = self.scores.read(softmax.inputs[0])
+        found = Forward(softmax, scores)
+        found.inner = {scores.product.node, softmax} | {step.node for step in scores.steps}
+        self._descend(found)
+        return found
+
+    def _check_axis(self, softmax):
+        if not softmax.static:
+            raise Refusal("dynamic_shape", detail=f"softmax of {softmax.shape}")
+        try:
+            axis = softmax.attrs["axis"] if "axis" in softmax.attrs else softmax.argument(1, -1)
+        except Unknown:
+            axis = None
+        axis = axis[0] if isinstance(axis, (tuple, list)) and len(axis) == 1 else axis
+        rank = len(softmax.shape)
+        if not isinstance(axis, int) or axis % max(rank, 1) != rank - 1:
+            raise Refusal("softmax_axis", axis=axis, shape=softmax.shape)
+
+    # --- down the graph ---
+
+    def _descend(self, found):
+        """Follows the weights from the softmax to the product with the values."""
+        todo, others, outputs = [found.softmax], [], []
+        while todo:
+            at = todo.pop()
+            for user, position in self.forward_users(at):
+                kind = self._use(found, at, user, position)
+                if kind == "output":
+                    outputs.append((at, product(self.views, user)))
+                elif kind == "through":
+                    found.inner.add(user)
+                    found.before[user] = at
+                    todo.append(user)
+                elif kind == "other":
+                    others.append(user)
+        if len(outputs) > 1:
+            raise Refusal("probs_used", op=outputs[1][1].node.op, where=where(outputs[1][1].node))
+        if outputs:
+            at, found.output = outputs[0]
+            found.inner.add(found.output.node)
+            if others:
+                raise Refusal("probs_used", op=others[0].op, where=where(others[0]))
+            self._check_path(found, at)
+        elif others:
+            self._explain(others[0])
+
+    def _check_path(self, found, at):
+        """All that the weights go through leads to the one product."""
+        path = {found.softmax}
+        while at is not found.softmax:
+            path.add(at)
+            at = found.before[at]
+        if found.dropout is not None and found.dropout not in path:
+            raise Refusal("probs_used", op=found.dropout.op, where=where(found.dropout))
+
+    def forward_users(self, node):
+        """Users of `node` that compute with it: not the order of side effects."""
+        return [(user, position) for user, position in node.users if user.op not in ORDERING
+                and not (user.op in ("Depend", "Load") and position > 0)]
+
+    def _use(self, found, at, user, position):
+        """What `user` does with the weights `at`: output, through, backward or other."""
+        if user.op in GRADIENTS:
+            return "backward"
+        if user.op in PRODUCTS:
+            multiplied = product(self.views, user)
+            if multiplied is None:
+                return "other"
+            flat = multiplied.left.regrouped(found.scores.product.node.shape)
+            if position == 0 and flat is not None and flat.key == self.views.of(at).key \
+                    and multiplied.left.shape[-1] == found.scores.product.node.shape[-1]:
+                return "output"
+            return "backward"       # a product over the queries: the gradient of the values, or a refusal there
+        if user.op == "Cast":
+            return "through" if user.dtype in FLOATS else "other"
+        if user.op in ("Dropout", "DropoutExt"):
+            return self._dropout(found, user)
+        if user.op == "TupleGetItem" and at.op in ("Dropout", "DropoutExt"):
+            return "through" if user.argument(1) == 0 else "backward"
+        if self.views.source(user) is at:
+            view = self.views.relative(user, at)
+            if view is None:
+                return "other"
+            same = merged([atom for dim in view.dims for atom in dim]) in ((), ((at.size, 1),))
+            if same and user.size == at.size and user.shape[-1] == at.shape[-1]:
+                return "through"
+            return "backward" if self._only_products(user) else "other"
+        return "other"
+
+    def _only_products(self, node):
+        """Whether a transposed view of the weights goes into products only, as the gradient of the values has it."""
+        return all(user.op in PRODUCTS or (self.views.source(user) is node and self._only_products(user))
+                   for user, _ in self.forward_users(node))
+
+    def _dropout(self, found, user):
+        if found.dropout is not None:
+            return "other"
+        keep = self.constants.number(user.inputs[1])
+        found.dropout = user
+        found.keep_prob = keep if user.op == "Dropout" else 1 - keep
+        return "through"
+
+    def _explain(self, user):
+        if user.op in ("MakeTuple", "Return", "Depend"):
+            raise Refusal("not_attention", detail="its result is not multiplied by values")
+        raise Refusal("probs_modified", op=user.op)
+
+
+def where(node: Node) -> str:
+    """Place of `node` for a text: `` at file.py:12``, or nothing."""
+    return f" at {node.line}" if node.line else ""
