@@ -14,6 +14,7 @@ class GraphReport:
     nodes: int
     seconds: float
     sites: list[dict] = field(default_factory=list)
+    random: list[str] = field(default_factory=list)     # its operators that draw random numbers
 
 
 class Report:
@@ -74,28 +75,22 @@ class Report:
 def _row(site):
     status = f"fused, {site.get('level', '')}" if site["fused"] else "left"
     shape = " ".join(filter(None, (site.get("shape"), site.get("dtype"))))
-    said = site.get("reason", "") if not site["fused"] else ", ".join(_details(site))
-    return [status, _place(site), shape, said]
-
-
-def _place(site):
-    """The cells from the net to the site without their class names, and the line of the source."""
-    parts = [part.split("-")[0] for part in site.get("scope", "").split("/")]
-    cells = ".".join(part for part in parts if part not in ("", "Default", "Gradients"))
     line = site.get("line", "").rsplit("/", 1)[-1]
-    return f"{cells} ({line})" if cells and line else cells or line
+    place = " ".join(filter(None, (site.get("place"), line and f"({line})")))
+    return [status, place, shape, ", ".join(_details(site)) if site["fused"] else _reason(site)]
+
+
+def _reason(site):
+    hint = site.get("hint")
+    return site.get("reason", "") + (f" Hint: {hint}" if hint else "")
 
 
 def _details(site):
-    for name in ("scale", "mask", "bias", "softcap", "dropout", "projections", "kind"):
+    for name in ("scale", "mask", "bias", "softcap", "dropout", "projections", "transposes", "kind", "note"):
         value = site.get(name)
         if value in (None, "", "none", False) or (value == 0 and name != "scale"):
             continue
-        if name in ("mask", "kind"):
+        if name in ("mask", "kind", "note"):
             yield str(value)
-        elif isinstance(value, float):
-            yield f"{name} {value:.6g}"
         else:
-            yield f"{name} {value}"
-    if site.get("note"):
-        yield site["note"]
+            yield f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"

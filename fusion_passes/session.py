@@ -12,11 +12,14 @@ from pathlib import Path
 import mindspore
 from mindspore.graph import api as graph_api
 
-from . import bridge, bridge_build
+from . import bridge, bridge_build, places
 from .report import GraphReport, Report
 
 LEVELS = ("auto", "core", "layout", "block")
 MEMORY = ("keep", "recompute")
+# First letters of the operators that draw random numbers.
+_RANDOM = ("Dropout", "DropPath", "Uniform", "StandardNormal", "StandardLaplace", "Gamma", "Poisson", "Multinomial",
+           "Bernoulli", "Rand", "Normal", "GenMask", "TruncatedNormal")
 
 
 @dataclass(frozen=True)
@@ -258,10 +261,22 @@ def _plan(graph, apply):
 
     made, sites = plan.plan_graph(graph, {"level": options.level, "dropout": options.dropout,
                                           "memory": options.memory, "handle": handle})
-    if made and made["replace"]:
-        apply(made, primitives)
+    refused = None
+    if made["replace"]:
+        try:
+            apply(made, primitives)
+        except bridge.PlanRefused as error:
+            refused = error
+    for site in sites:
+        site["place"] = places.name(graph, site)
+        if refused and site["fused"]:
+            site.update(fused=False, level="", reason=f"the plan was refused: {refused}")
     if sites:
-        report.graphs.append(GraphReport(graph["graph"], len(graph["nodes"]), time.perf_counter() - start, sites))
+        random = sorted({node["op"] for node in graph["nodes"] if node["op"].startswith(_RANDOM)})
+        report.graphs.append(GraphReport(graph["graph"], len(graph["nodes"]), time.perf_counter() - start, sites,
+                                         random))
+    if refused:
+        raise refused
     if options.strict and sites and not any(site["fused"] for site in sites):
         raise bridge.StopCompilation(f"For 'fuse', nothing was fused: {_reasons(sites)}")
 
@@ -269,4 +284,4 @@ def _plan(graph, apply):
 def _reasons(sites):
     if not sites:
         return "there is no softmax in the graphs."
-    return "; ".join(f"{site.get('line') or site.get('scope')}: {site.get('reason')}" for site in sites)
+    return "; ".join(f"{site['place'] or site.get('line')}: {site.get('reason')}" for site in sites)

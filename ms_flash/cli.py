@@ -14,6 +14,9 @@ from .version import __version__
 COMMANDS = {
     "doctor": (".doctor", "what is installed, which backends run here, and whether they compute correctly"),
     "bench": (".bench", "time and memory against other implementations, as CSV"),
+    "export": (".onnx_export.command", "write a net as ONNX, checked and compared with the net in ONNX Runtime"),
+    "explain": (".fusion_passes.explain", "what fusion makes of each attention site of your net, and why"),
+    "verify": (".fusion_passes.verify", "run your net as written and fused, and compare the loss and every gradient"),
     "docs": (".docs", "rewrite (or --check) the generated tables of README and docs/ in a checkout"),
 }
 
