@@ -139,6 +139,7 @@ setup(
     ],
     extras_require={
         "demo": ["matplotlib", "tqdm"],
+        "onnx": ["onnx>=1.19", "onnxruntime>=1.17"],
         "test": ["pytest>=7", "hypothesis", "onnx>=1.23,<1.24; python_version>='3.10'", "onnxruntime"],
         "bench": ["torch", "onnxruntime"],
         "lint": ["ruff", "clang-format"],
