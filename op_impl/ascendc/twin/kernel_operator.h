@@ -5,9 +5,13 @@
 // kernel.
 #pragma once
 
+#include "cast.h"
 #include "copy.h"
 #include "cube.h"
+#include "fill.h"
 #include "kernel_macros.h"
+#include "reduce.h"
+#include "select.h"
 #include "sync.h"
 #include "tensor.h"
 #include "types.h"

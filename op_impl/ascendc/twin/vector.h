@@ -375,5 +375,3 @@ void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const std::commo
 }
 
 }  // namespace AscendC
-
-#include "fill.h"
