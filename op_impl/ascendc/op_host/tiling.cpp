@@ -1,0 +1,289 @@
+#include "ascendc/op_host/tiling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <sstream>
+#include <stdexcept>
+
+#include "ascendc/schedule.h"
+
+namespace msf {
+
+namespace {
+
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream text;
+  text << "For 'flash_attention' on Ascend, ";
+  (text << ... << parts);
+  throw std::invalid_argument(text.str());
+}
+
+int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+TensorLayout layout_of(const Tensor4& x) { return {x.b, x.h, x.s, 0}; }
+
+PlaneLayout layout_of(const Plane& x) { return {x.b, x.h, x.q, int32_t(x.k), DataType(x.dtype)}; }
+
+int64_t from_environment(const char* name) {
+  const char* text = std::getenv(name);
+  if (!text || !*text) return 0;
+  char* end;
+  const long long value = std::strtoll(text, &end, 10);
+  if (*end || value < 0) fail("the environment variable ", name, " must be a number >= 0, but got '", text, "'.");
+  return value;
+}
+
+constexpr int64_t kFractal = 16, kSelectScratch = 8 * 1024;
+
+}  // namespace
+
+TilingChoice TilingChoice::from_environment() {
+  return {msf::from_environment("MS_FLASH_BLOCK_M"), msf::from_environment("MS_FLASH_BLOCK_N"),
+          msf::from_environment("MS_FLASH_DEPTH")};
+}
+
+AttentionTiling attention_tiling(const Problem& p) {
+  if (p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) fail("'query' must be float16 or bfloat16.");
+  if (p.high) fail("precision_mode='high' is not supported: matrix products accumulate in float32.");
+  for (const auto& [name, d] : {std::pair{"query", p.d}, std::pair{"value", p.dv}})
+    if (d % kFractal || d < kFractal || d > 256)
+      fail("the 'head_dim' of '", name, "' must be a multiple of 16 from 16 to 256, but got ", d, ".");
+  if (p.q_rows > INT32_MAX || p.k_rows > INT32_MAX) fail("a length must be below 2^31.");
+  AttentionTiling a{};
+  a.batch = p.batch, a.heads = p.heads, a.kv_heads = p.kv_heads, a.group = p.group();
+  a.q_len = p.max_q, a.k_len = p.max_k;
+  a.stat_b = p.stat_b, a.stat_h = p.stat_h;
+  a.d = int32_t(p.d), a.dv = int32_t(p.dv);
+  a.left = p.left, a.right = p.right;
+  a.bottom_right = p.bottom_right, a.varlen = p.varlen, a.cu_is_int64 = 1, a.bf16 = p.q.dtype == DType::bf16;
+  a.scale = float(p.scale), a.softcap = float(p.softcap), a.fill = float(p.fill), a.has_fill = p.has_fill;
+  a.dropout = p.drop_mask ? 2 : p.dropout > 0 ? 1 : 0;
+  a.keep_scale = float(1 / (1 - p.dropout));
+  a.drop_threshold = uint32_t(p.dropout * 4294967296.0);
+  a.seed = p.seed, a.offset = p.offset;
+  a.q = layout_of(p.q), a.k = layout_of(p.k), a.v = layout_of(p.v), a.out = layout_of(p.out);
+  a.mask = layout_of(p.mask), a.bias = layout_of(p.bias), a.drop_mask = layout_of(p.drop_mask);
+  a.alibi = p.alibi != nullptr, a.alibi_b = p.alibi_b;
+  a.sinks = p.sinks ? DataType(p.sinks_dtype) : DataType::none;
+  return a;
+}
+
+namespace {
+
+// Takes bytes from a memory of a given size.
+class Budget {
+ public:
+  Budget(const char* name, int64_t size) : name_(name), size_(size) {}
+  int32_t take(int64_t bytes) {
+    const int64_t at = used_;
+    used_ += round_up(bytes, 32);
+    return int32_t(at);
+  }
+  bool fits() const { return used_ <= size_; }
+  int32_t used() const { return int32_t(used_); }
+  void check() const {
+    if (!fits()) fail("the buffers in ", name_, " take ", used_, " bytes of ", size_, ": choose smaller blocks.");
+  }
+
+ private:
+  const char* name_;
+  int64_t size_, used_ = 0;
+};
+
+bool place_in_ub(ForwardTiling* t, int64_t size, int64_t tile) {
+  const AttentionTiling& a = t->a;
+  const bool planes = a.mask.dtype != DataType::none || a.bias.dtype != DataType::none || a.dropout == 2;
+  const bool full_scratch = planes || a.alibi || a.dropout;
+  Budget ub("UB", size - (planes ? kSelectScratch : 0));
+  const int64_t ring = (t->depth + 1) * 64 * 4;
+  t->ub.tile = int32_t(tile);
+  t->ub.input = ub.take(2 * tile);
+  t->ub.prob = ub.take(tile);
+  t->ub.acc = ub.take(round_up((t->block_m + 1) / 2, 8) * a.dv * 4);
+  t->ub.scratch = ub.take(full_scratch ? tile : tile / 2);
+  t->ub.plane = ub.take(planes ? tile + tile / 32 : 0);
+  t->ub.row_max = ub.take(ring);
+  t->ub.row_sum = ub.take(ring);
+  t->ub.alpha = ub.take(ring);
+  t->ub.spread = ub.take(64 * 32);
+  t->ub.stats = ub.take(4 * 64 * 4);
+  t->ub.index = ub.take(t->stack_n * 4 + 32);
+  t->ub.end = ub.used();
+  return ub.fits();
+}
+
+// The largest vector tile that leaves room for the rest; a tile holds 8 rows of a stack, or else the stack shrinks.
+void fit_ub(ForwardTiling* t, int64_t size, int64_t stack) {
+  for (; stack >= 64; stack /= 2) {
+    t->stack_n = int32_t(stack);
+    for (int64_t tile = 32 * 1024; tile >= 32 * std::max<int64_t>(stack, t->a.dv); tile /= 2)
+      if (place_in_ub(t, size, tile)) return;
+  }
+  fail("the buffers do not fit the ", size, " bytes of UB.");
+}
+
+void place_in_l1(ForwardTiling* t, int64_t size) {
+  const AttentionTiling& a = t->a;
+  Budget l1("L1", size);
+  // 8 events between MTE1 and MTE2: two buffers of Q, the others between K and V, and P
+  t->kv_slots = 4, t->p_slots = 2;
+  t->l1.q = l1.take(2 * t->block_m * a.d * 2);
+  t->l1.kv = l1.take(int64_t(t->kv_slots) * t->block_n * std::max(a.d, a.dv) * 2);
+  t->l1.p = l1.take(int64_t(t->p_slots) * t->block_m * t->block_n * 2);
+  t->l1.end = l1.used();
+  l1.check();
+}
+
+// A piece of work: how many products of 16 x 16 x 16, and what a stack and an item cost beside them.
+double cost_of(const ForwardTiling& t, const WorkItem& w) {
+  constexpr double kPerStack = 64, kPerItem = 64;  // about the time the pipeline takes to turn round
+  const int64_t rows = round_up(int64_t(w.rows) * t.pack, kFractal) / kFractal;
+  double cost = kPerItem;
+  for (int64_t key = w.key0; key < w.key1; key += t.stack_n) {
+    const int64_t keys = round_up(std::min<int64_t>(t.stack_n, w.key1 - key), kFractal) / kFractal;
+    cost += kPerStack + double(rows * keys * (t.a.d + t.a.dv) / kFractal);
+  }
+  return cost;
+}
+
+std::vector<double> share_out(const ForwardTiling& t, const std::vector<double>& costs, int64_t cores) {
+  std::vector<double> sum(cores);
+  const int64_t units = int64_t(costs.size()) * t.heads_per_item;
+  for (int64_t core = 0; core < cores; ++core)
+    for (int64_t turn = 0, at; (at = dealt(turn, core, cores)) < units; ++turn) sum[core] += costs[at / t.heads_per_item];
+  return sum;
+}
+
+double imbalance_of(const std::vector<double>& cores) {
+  const double total = std::accumulate(cores.begin(), cores.end(), 0.0);
+  return total > 0 ? *std::max_element(cores.begin(), cores.end()) * cores.size() / total - 1 : 0;
+}
+
+// The items with at most `most` blocks of block_n keys each, costly ones first.
+void cut(const Problem& p, ForwardPlan* plan, int64_t most) {
+  ForwardTiling& t = plan->tiling;
+  plan->items.clear();
+  plan->merges.clear();
+  int32_t slots = 0;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence& seq = p.seq[b];
+    const Band band = p.band(b);
+    const int64_t step = t.block_m / t.pack;
+    for (int64_t row0 = 0; row0 < seq.q_len; row0 += step) {
+      const int64_t rows = std::min(step, seq.q_len - row0);
+      int64_t key0 = band.begin(row0), key1 = band.end(row0 + rows - 1);
+      if (key1 <= key0) key0 = key1 = 0;
+      key0 = key0 / kFractal * kFractal;
+      const int64_t blocks = (key1 - key0 + t.block_n - 1) / t.block_n;
+      const int64_t parts = std::max<int64_t>(1, (blocks + most - 1) / most);
+      WorkItem w{int32_t(b), int32_t(row0), int32_t(rows), int32_t(key0), int32_t(key1), -1};
+      if (parts > 1) {
+        plan->merges.push_back({w.batch, w.row0, w.rows, slots, int32_t(parts)});
+        for (int64_t part = 0; part < parts; ++part) {
+          w.key0 = int32_t(key0 + blocks * part / parts * t.block_n);
+          w.key1 = int32_t(std::min(key1, key0 + blocks * (part + 1) / parts * t.block_n));
+          w.slot = slots++;
+          plan->items.push_back(w);
+        }
+      } else {
+        plan->items.push_back(w);
+      }
+    }
+  }
+  std::stable_sort(plan->items.begin(), plan->items.end(),
+                   [&](const WorkItem& x, const WorkItem& y) { return cost_of(t, x) > cost_of(t, y); });
+  t.items = int64_t(plan->items.size());
+  t.merges = int64_t(plan->merges.size());
+  t.ws.slot_bytes = round_up(t.block_m * (t.a.dv + 2) * 4, 512);
+  t.ws.end = t.ws.slots + slots * t.heads_per_item * t.ws.slot_bytes;
+}
+
+// Cuts rows' keys into parts only where whole items leave cores idle. How is decided for the core counts that exist,
+// not for the one at hand: results do not depend on the chip.
+void balance(const Problem& p, ForwardPlan* plan) {
+  constexpr double kGoodEnough = 0.04;
+  int64_t longest = 1;
+  cut(p, plan, INT32_MAX);
+  for (const WorkItem& w : plan->items)
+    longest = std::max<int64_t>(longest, (w.key1 - w.key0 + plan->tiling.block_n - 1) / plan->tiling.block_n);
+  int64_t best = INT32_MAX;
+  double least = 1e30;
+  for (int64_t parts = 1; parts <= std::min<int64_t>(longest, 64); ++parts) {
+    const int64_t most = (longest + parts - 1) / parts;
+    cut(p, plan, most);
+    std::vector<double> costs;
+    for (const WorkItem& w : plan->items) costs.push_back(cost_of(plan->tiling, w));
+    double worst = 0, busiest = 0;
+    for (int64_t cores : {20, 24}) {
+      const std::vector<double> sums = share_out(plan->tiling, costs, cores);
+      worst = std::max(worst, imbalance_of(sums));
+      busiest += *std::max_element(sums.begin(), sums.end()) * double(cores);
+    }
+    if (busiest < least * 0.98) least = busiest, best = most;  // a finer cut has to pay
+    if (worst <= kGoodEnough) break;
+  }
+  cut(p, plan, best);
+}
+
+}  // namespace
+
+ForwardPlan plan_forward(const Problem& p, const Soc& soc, const TilingChoice& choice) {
+  ForwardPlan plan;
+  ForwardTiling& t = plan.tiling;
+  t.a = attention_tiling(p);
+  t.cores = soc.cores;
+  t.depth = int32_t(choice.depth ? choice.depth : 2);
+  // Heads of a group share a tile where all their rows fit: decoding. Their statistics have to be contiguous.
+  const int64_t group = p.group();
+  t.pack = int32_t(!p.varlen && group > 1 && p.max_q * group <= 64 ? group : 1);
+  t.heads_per_item = p.heads / t.pack;
+
+  // An L0C half holds the output of a block: 64 KB of float32; half of L0A one operand of it.
+  const int64_t result_elements = soc.l0_result / 2 / 4, wide = std::max<int64_t>({p.d, p.dv, 128});
+  int64_t block_m = std::min<int64_t>(128, result_elements / wide / kFractal * kFractal);
+  if (p.block_m || choice.block_m) block_m = std::min(block_m, choice.block_m ? choice.block_m : p.block_m);
+  block_m = std::min(round_up(block_m, kFractal), round_up(std::max<int64_t>(p.max_q, 1) * t.pack, kFractal));
+  t.block_m = int32_t(std::max(block_m, round_up(t.pack, kFractal)));
+  t.l0_k = int32_t(std::min<int64_t>(128, soc.l0_operand / 2 / 2 / std::max<int64_t>(p.dv, 128) / kFractal * kFractal));
+  int64_t stack = choice.stack_n ? choice.stack_n : p.block_n ? p.block_n : 512;
+  stack = std::min<int64_t>(1024, std::max<int64_t>(64, stack));
+  while (stack & (stack - 1)) stack += stack & -stack;  // up to a power of two
+  while (stack > 64 && stack / 2 >= p.max_k) stack /= 2;
+  fit_ub(&t, soc.ub, stack);
+  t.block_n = std::min(128, t.stack_n);
+  place_in_l1(&t, soc.l1);
+
+  const int64_t ring = int64_t(t.cores) * (t.depth + 1) * t.block_m;
+  t.ws.score = 0;
+  t.ws.prob = t.ws.score + ring * t.stack_n * 4;
+  t.ws.partial_out = t.ws.prob + ring * t.stack_n * 2;
+  t.ws.slots = t.ws.partial_out + ring * t.a.dv * 4;
+  balance(p, &plan);
+  return plan;
+}
+
+std::vector<uint8_t> ForwardPlan::bytes() const {
+  std::vector<uint8_t> buffer(sizeof(ForwardTiling) + items.size() * sizeof(WorkItem) +
+                              merges.size() * sizeof(MergeItem));
+  uint8_t* at = buffer.data();
+  std::memcpy(at, &tiling, sizeof(tiling));
+  at += sizeof(tiling);
+  if (!items.empty()) std::memcpy(at, items.data(), items.size() * sizeof(WorkItem));
+  at += items.size() * sizeof(WorkItem);
+  if (!merges.empty()) std::memcpy(at, merges.data(), merges.size() * sizeof(MergeItem));
+  return buffer;
+}
+
+std::vector<double> ForwardPlan::cost_per_core() const {
+  std::vector<double> costs;
+  for (const WorkItem& w : items) costs.push_back(cost_of(tiling, w));
+  return share_out(tiling, costs, tiling.cores);
+}
+
+double ForwardPlan::imbalance() const { return imbalance_of(cost_per_core()); }
+
+}  // namespace msf

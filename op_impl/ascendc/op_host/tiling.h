@@ -1,0 +1,36 @@
+// Host tiling: from a problem and a chip to block sizes, buffers, and who computes what. Needs no CANN.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "ascendc/op_host/soc.h"
+#include "ascendc/tiling_data.h"
+#include "common/problem.h"
+
+namespace msf {
+
+// What may be chosen from outside; 0: by the tiling.
+struct TilingChoice {
+  int64_t block_m = 0, stack_n = 0, depth = 0;
+
+  // From the environment: MS_FLASH_BLOCK_M, MS_FLASH_BLOCK_N (keys per stack), MS_FLASH_DEPTH.
+  static TilingChoice from_environment();
+};
+
+struct ForwardPlan {
+  ForwardTiling tiling{};
+  std::vector<WorkItem> items;
+  std::vector<MergeItem> merges;
+
+  std::vector<uint8_t> bytes() const;                          // the tiling buffer
+  int64_t workspace() const { return tiling.ws.end; }          // without what the system reserves
+  std::vector<double> cost_per_core() const;                   // in products of 16 x 16 x 16
+  double imbalance() const;                                    // largest over mean cost, minus 1
+};
+
+// Throws std::invalid_argument for what the kernels do not take.
+ForwardPlan plan_forward(const Problem& p, const Soc& soc, const TilingChoice& choice = {});
+
+AttentionTiling attention_tiling(const Problem& p);
+
+}  // namespace msf

@@ -1,0 +1,80 @@
+// What every kernel file starts with.
+#pragma once
+#include "kernel_operator.h"
+#define MSF_ALWAYS_INLINE __aicore__ __attribute__((always_inline))
+#include "ascendc/schedule.h"
+
+namespace msf {
+
+using Address = GM_ADDR;  // the macro ends in a star
+using AscendC::GlobalTensor;
+using AscendC::HardEvent;
+using AscendC::LocalTensor;
+using AscendC::SetFlag;
+using AscendC::TPosition;
+using AscendC::WaitFlag;
+
+constexpr int32_t kFractal = 16, kBlockBytes = 32, kLanes = 64;  // lanes: float32 of one vector repeat
+
+__aicore__ inline int32_t Align(int32_t x, int32_t to) { return (x + to - 1) / to * to; }
+__aicore__ inline int32_t Min(int32_t a, int32_t b) { return a < b ? a : b; }
+
+// The input slots of op_impl/ops.yaml, in its order.
+struct Inputs {
+  Address query, key, value, mask, bias, alibi, sinks, seed, drop_mask, cu_q, cu_k;
+};
+
+// One sequence of the batch: where its rows start and how many there are.
+struct Sequence {
+  int64_t q_base, k_base, q_len, k_len;
+};
+
+__aicore__ inline int64_t Cumulative(Address cu, int32_t is_int64, int64_t i) {
+  if (is_int64) {
+    GlobalTensor<int64_t> x;
+    x.SetGlobalBuffer(reinterpret_cast<__gm__ int64_t*>(cu));
+    return x.GetValue(i);
+  }
+  GlobalTensor<int32_t> x;
+  x.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(cu));
+  return x.GetValue(i);
+}
+
+__aicore__ inline Sequence SequenceOf(const AttentionTiling& a, const Inputs& in, int64_t b) {
+  if (!a.varlen) return {0, 0, a.q_len, a.k_len};
+  const int64_t q0 = Cumulative(in.cu_q, a.cu_is_int64, b), k0 = Cumulative(in.cu_k, a.cu_is_int64, b);
+  return {q0, k0, Cumulative(in.cu_q, a.cu_is_int64, b + 1) - q0, Cumulative(in.cu_k, a.cu_is_int64, b + 1) - k0};
+}
+
+// Rows of a tile: `pack` heads, one after another, with the same `rows` queries each.
+struct TileRows {
+  int64_t head0;
+  int32_t row0, rows, count;  // count: rows * pack
+
+  __aicore__ inline TileRows(const Stack& s, int32_t pack)
+      : head0(s.head), row0(s.item.row0), rows(s.item.rows), count(s.item.rows * pack) {}
+  __aicore__ inline int64_t Head(int32_t r) const { return head0 + r / rows; }
+  __aicore__ inline int32_t Query(int32_t r) const { return row0 + r % rows; }
+  // how many rows from r on, below `end`, belong to the same head
+  __aicore__ inline int32_t Run(int32_t r, int32_t end) const { return Min(rows - r % rows, end - r); }
+};
+
+template <class T>
+__aicore__ inline GlobalTensor<T> Global(Address base, int64_t element) {
+  GlobalTensor<T> x;
+  x.SetGlobalBuffer(reinterpret_cast<__gm__ T*>(base) + element);
+  return x;
+}
+
+template <class T>
+__aicore__ inline LocalTensor<T> Local(TPosition position, int32_t byte, int32_t bytes) {
+  return LocalTensor<T>(position, uint32_t(byte), uint32_t(bytes / int32_t(sizeof(T))));
+}
+
+__aicore__ inline float ScalarToFloat(half x) { return static_cast<float>(x); }
+__aicore__ inline float ScalarToFloat(bfloat16_t x) { return AscendC::ToFloat(x); }
+
+// Flags between the cube core and its two vector cores (mode 2).
+enum CrossFlag : uint16_t { kScoreReady = 1, kProbReady = 2, kOutReady = 3 };
+
+}  // namespace msf

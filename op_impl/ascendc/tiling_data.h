@@ -1,0 +1,73 @@
+// What the host tiling hands to the kernels: plain structs, included by both sides and including neither.
+// A kernel's tiling buffer is one of the structs below, followed by its table of work.
+#pragma once
+#include <cstdint>
+
+namespace msf {
+
+enum class DataType : int32_t { none, f32, f16, bf16, u8, i32, i64 };
+
+// Strides of (batch, head, row) in elements; channels are contiguous. `offset` is where the tensor starts, for tensors
+// packed into one.
+struct TensorLayout {
+  int64_t b, h, s, offset;
+};
+
+// A (batch, head, query, key) plane that broadcasts: a stride of 0 repeats. `k` is 0 or 1.
+struct PlaneLayout {
+  int64_t b, h, q;
+  int32_t k;
+  DataType dtype;
+};
+
+// What is computed, as opposed to how: the same for all kernels.
+struct AttentionTiling {
+  int64_t batch, heads, kv_heads, group;
+  int64_t q_len, k_len;    // of every sequence, unless varlen
+  int64_t stat_b, stat_h;  // strides of the row statistics: (B, N, Sq) or (N, T)
+  int32_t d, dv;           // multiples of 16
+  int64_t left, right;     // -1: unlimited
+  int32_t bottom_right, varlen, cu_is_int64, bf16;
+  float scale, softcap, fill, keep_scale;  // keep_scale: 1 / (1 - dropout probability)
+  int32_t has_fill, dropout;               // dropout: 0 none, 1 Philox, 2 given as drop_mask
+  uint32_t drop_threshold, seed_from_input;
+  uint64_t seed, offset;
+  TensorLayout q, k, v, out;
+  PlaneLayout mask, bias, drop_mask;
+  int64_t alibi_b;
+  DataType sinks;  // of the sinks; none: no sinks
+  int32_t alibi;
+};
+
+// Rows [row0, row0 + rows) of one sequence against its keys [key0, key1), for each of the heads in turn.
+struct WorkItem {
+  int32_t batch, row0, rows, key0, key1;
+  int32_t slot;  // -1: all keys of these rows; else the partial result's place (one per head)
+};
+
+// Partial results of the same rows, to be merged in order: slots [slot, slot + parts).
+struct MergeItem {
+  int32_t batch, row0, rows, slot, parts;
+};
+
+struct ForwardTiling {
+  AttentionTiling a;
+  int32_t cores, depth;  // depth: how many stacks the cube runs ahead of the vectors; rings hold depth + 1
+  int32_t block_m, stack_n, block_n, pack;  // pack: heads that share one tile of rows (decode)
+  int32_t l0_k;                             // depth of one product P V
+  int32_t kv_slots, p_slots;                // buffers in L1
+  int64_t items, heads_per_item, merges;
+  // bytes, from the start of UB
+  struct {
+    int32_t tile, input, prob, acc, scratch, plane, row_max, row_sum, alpha, spread, stats, index, end;
+  } ub;
+  struct {
+    int32_t q, kv, p, end;
+  } l1;
+  // bytes, from the start of the workspace; one ring per core
+  struct {
+    int64_t score, prob, partial_out, slots, slot_bytes, end;
+  } ws;
+};
+
+}  // namespace msf

@@ -1,0 +1,26 @@
+// The Ascend kernels on the host twin, behind a C interface like that of the CPU library (cpu/api.h).
+// Every function that can fail returns 0, or 1 with the reason in msflash_ascend_last_error() of the same thread. A
+// kernel that the twin finds fault with has failed.
+#pragma once
+#include <cstdint>
+
+#define MSF_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Runs "fwd" or "bwd": the conventions of msflash_cpu_call.
+MSF_EXPORT int msflash_ascend_call(const char* op, const char* spec, int nparam, void** params, int* ndims,
+                                   int64_t** shapes, const char** dtypes);
+
+MSF_EXPORT const char* msflash_ascend_last_error();
+
+// What the twin says of the last launch of this thread, as JSON: cycles, busy share of the pipes, GM traffic.
+MSF_EXPORT const char* msflash_ascend_last_report();
+
+// The plan of the host tiling for a call, as JSON; nothing runs. Data pointers may be null, except those of the
+// cumulative lengths.
+MSF_EXPORT const char* msflash_ascend_plan(const char* op, const char* spec, int nparam, void** params, int* ndims,
+                                           int64_t** shapes, const char** dtypes);
+
+// "soc" (910B1 to 910B4), "cores" (0: the chip's), "effects" (0: only the cycle model runs), "strict" (1: dependences
+// within a pipe are checked), "reverse" (1: cores take turns in reverse order), "block_m", "stack_n", "depth".
+// For all threads.
+MSF_EXPORT int msflash_ascend_configure(const char* key, const char* value);

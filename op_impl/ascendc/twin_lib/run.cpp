@@ -1,0 +1,218 @@
+#include "ascendc/twin_lib/run.h"
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+#include <vector>
+
+#include "ascendc/op_host/tiling.h"
+#include "launch.h"
+
+// The kernels, each compiled in its own unit.
+extern "C" void ms_flash_fwd(uint8_t* query, uint8_t* key, uint8_t* value, uint8_t* attn_mask, uint8_t* bias,
+                             uint8_t* alibi_slopes, uint8_t* sinks, uint8_t* seed, uint8_t* drop_mask,
+                             uint8_t* cu_seqlens_q, uint8_t* cu_seqlens_k, uint8_t* out, uint8_t* lse, uint8_t* row_max,
+                             uint8_t* row_sum, uint8_t* workspace, uint8_t* tiling);
+
+namespace msf {
+
+namespace {
+
+struct Settings {
+  Soc soc = soc_by_name("910B3");
+  bool effects = true, strict = true, reverse = false;
+  TilingChoice choice;
+};
+Settings settings;
+
+thread_local std::string report_text;
+
+int64_t number(const std::string& key, const std::string& value) {
+  size_t used = 0;
+  const int64_t n = std::stoll(value, &used);
+  if (used != value.size() || n < 0)
+    throw std::invalid_argument("'" + key + "' must be a number >= 0, but got '" + value + "'.");
+  return n;
+}
+
+ForwardPlan plan(const Problem& p) {
+  TilingChoice choice = TilingChoice::from_environment();
+  if (settings.choice.block_m) choice.block_m = settings.choice.block_m;
+  if (settings.choice.stack_n) choice.stack_n = settings.choice.stack_n;
+  if (settings.choice.depth) choice.depth = settings.choice.depth;
+  return plan_forward(p, settings.soc, choice);
+}
+
+// Bytes from the first to the last element.
+int64_t extent(const Tensor4& x, int64_t batch, int64_t heads, int64_t rows, int64_t channels) {
+  if (!batch || !heads || !rows) return 0;
+  return ((batch - 1) * x.b + (heads - 1) * x.h + (rows - 1) * x.s + channels) * size_of(x.dtype);
+}
+int64_t extent(const Plane& x, const Problem& p) {
+  if (!p.batch || !p.heads || !x.rows || !x.cols) return 0;
+  return ((p.batch - 1) * x.b + (p.heads - 1) * x.h + (x.rows - 1) * x.q + (x.cols - 1) * x.k + 1) * size_of(x.dtype);
+}
+
+// The arrays of a problem as buffers of a launch.
+class Buffers {
+ public:
+  Buffers(const Problem& p, ms_twin::Launch* launch) : p_(p), launch_(*launch) {
+    outer_ = p.varlen ? 1 : p.batch;
+    if (p.varlen) {
+      for (int64_t b = 0; b <= p.batch; ++b) {
+        const bool last = b == p.batch;
+        cu_q_.push_back(!last ? p.seq[b].q_base : b ? p.seq[b - 1].q_base + p.seq[b - 1].q_len : 0);
+        cu_k_.push_back(!last ? p.seq[b].k_base : b ? p.seq[b - 1].k_base + p.seq[b - 1].k_len : 0);
+      }
+      cu_q = launch_.Input(cu_q_.data(), int64_t(cu_q_.size() * 8), "cu_seqlens_q");
+      cu_k = launch_.Input(cu_k_.data(), int64_t(cu_k_.size() * 8), "cu_seqlens_k");
+    }
+    if (p.packed) {
+      query = key = value =
+          launch_.Input(p.q.data, extent(p.q, outer_, p.heads + 2 * p.kv_heads, p.q_rows, p.d), "query");
+    } else {
+      query = launch_.Input(p.q.data, extent(p.q, outer_, p.heads, p.q_rows, p.d), "query");
+      key = launch_.Input(p.k.data, extent(p.k, outer_, p.kv_heads, p.k_rows, p.d), "key");
+      value = launch_.Input(p.v.data, extent(p.v, outer_, p.kv_heads, p.k_rows, p.dv), "value");
+    }
+    mask = launch_.Input(p.mask.data, extent(p.mask, p), "attn_mask");
+    bias = launch_.Input(p.bias.data, extent(p.bias, p), "bias");
+    drop_mask = launch_.Input(p.drop_mask.data, extent(p.drop_mask, p), "drop_mask");
+    alibi = launch_.Input(p.alibi, (p.alibi_b ? p.batch : 1) * p.heads * 4, "alibi_slopes");
+    sinks = launch_.Input(p.sinks, p.heads * size_of(p.sinks_dtype), "sinks");
+  }
+
+  // Rows of variable-length tensors that no sequence covers hold their zeros already.
+  uint8_t* rows_out(void* data, int64_t bytes, const char* name) {
+    return p_.varlen ? launch_.InOut(data, bytes, name) : launch_.Output(data, bytes, name);
+  }
+  int64_t outer() const { return outer_; }
+  int64_t statistics() const { return outer_ * p_.heads * p_.q_rows * 4; }
+
+  uint8_t *query, *key, *value, *mask, *bias, *drop_mask, *alibi, *sinks, *cu_q = nullptr, *cu_k = nullptr;
+
+ private:
+  const Problem& p_;
+  ms_twin::Launch& launch_;
+  int64_t outer_;
+  std::vector<int64_t> cu_q_, cu_k_;
+};
+
+void locate_packed(const Problem& p, AttentionTiling* a) {
+  if (!p.packed) return;
+  a->k.offset = (p.k.data - p.q.data) / size_of(p.q.dtype);
+  a->v.offset = (p.v.data - p.q.data) / size_of(p.q.dtype);
+}
+
+ms_twin::Options options(int32_t cores) {
+  ms_twin::Options o;
+  o.blocks = cores;
+  o.strict_pipe = settings.strict;
+  o.effects = o.hazards = settings.effects;
+  o.reverse_order = settings.reverse;
+  return o;
+}
+
+std::string to_json(const ms_twin::Report& r) {
+  std::ostringstream s;
+  s << "{\"cycles\": [" << r.cycles[0] << ", " << r.cycles[1] << "], \"cube_cycles\": " << r.cube_cycles
+    << ", \"cube_fraction\": [" << r.CubeFraction(0) << ", " << r.CubeFraction(1) << "], \"read\": " << r.gm.read
+    << ", \"written\": " << r.gm.written << ", \"violations\": " << r.violation_count << ", \"cores\": [";
+  const char* between = "";
+  for (const ms_twin::CoreReport& core : r.cores) {
+    s << between << "{\"name\": \"" << core.name << "\", \"end\": [" << core.end[0] << ", " << core.end[1]
+      << "], \"pipes\": {";
+    const char* comma = "";
+    for (int pipe = 0; pipe < ms_twin::kPipes; ++pipe) {
+      if (!core.pipe[pipe].instructions) continue;
+      s << comma << "\"" << ms_twin::PipeName(pipe) << "\": [" << core.pipe[pipe].busy[0] << ", "
+        << core.pipe[pipe].busy[1] << ", " << core.pipe[pipe].instructions << "]";
+      comma = ", ";
+    }
+    s << "}}";
+    between = ", ";
+  }
+  s << "]}";
+  return s.str();
+}
+
+void finish(const ms_twin::Report& report) {
+  report_text = to_json(report);
+  if (!report.ok()) throw std::runtime_error("the twin reports\n" + report.Text());
+}
+
+}  // namespace
+
+void run_forward(const Problem& p) {
+  ForwardPlan plan = msf::plan(p);
+  ForwardTiling& t = plan.tiling;
+  locate_packed(p, &t.a);
+  ms_twin::Launch launch(options(t.cores));
+  Buffers in(p, &launch);
+  uint8_t* out = in.rows_out(p.out.data, extent(p.out, in.outer(), p.heads, p.q_rows, p.dv), "out");
+  uint8_t* lse = in.rows_out(p.lse, in.statistics(), "lse");
+  uint8_t* row_max = in.rows_out(p.row_max, in.statistics(), "row_max");
+  uint8_t* row_sum = in.rows_out(p.row_sum, in.statistics(), "row_sum");
+  uint8_t* workspace = launch.Workspace(uint64_t(plan.workspace()));
+  const std::vector<uint8_t> bytes = plan.bytes();
+  uint8_t* tiling = launch.Tiling(bytes.data(), bytes.size());
+  finish(launch.Run([&] {
+    ms_flash_fwd(in.query, in.key, in.value, in.mask, in.bias, in.alibi, in.sinks, nullptr, in.drop_mask, in.cu_q,
+                 in.cu_k, out, lse, row_max, row_sum, workspace, tiling);
+  }));
+}
+
+void run_backward(const Problem&) { throw std::invalid_argument("the backward is not there."); }
+
+std::string describe_forward(const Problem& p) {
+  const ForwardPlan plan = msf::plan(p);
+  const ForwardTiling& t = plan.tiling;
+  std::ostringstream s;
+  s << "{\"cores\": " << t.cores << ", \"depth\": " << t.depth << ", \"block_m\": " << t.block_m
+    << ", \"stack_n\": " << t.stack_n << ", \"block_n\": " << t.block_n << ", \"pack\": " << t.pack
+    << ", \"heads_per_item\": " << t.heads_per_item << ", \"ub\": " << t.ub.end << ", \"ub_tile\": " << t.ub.tile
+    << ", \"l1\": " << t.l1.end << ", \"workspace\": " << plan.workspace() << ", \"imbalance\": " << plan.imbalance()
+    << ", \"items\": [";
+  const char* comma = "";
+  for (const WorkItem& w : plan.items) {
+    s << comma << "[" << w.batch << ", " << w.row0 << ", " << w.rows << ", " << w.key0 << ", " << w.key1 << ", "
+      << w.slot << "]";
+    comma = ", ";
+  }
+  s << "], \"merges\": [";
+  comma = "";
+  for (const MergeItem& m : plan.merges) {
+    s << comma << "[" << m.batch << ", " << m.row0 << ", " << m.rows << ", " << m.slot << ", " << m.parts << "]";
+    comma = ", ";
+  }
+  s << "]}";
+  return s.str();
+}
+
+std::string describe_backward(const Problem&) { return "{}"; }
+
+void configure(const std::string& key, const std::string& value) {
+  TilingChoice& c = settings.choice;
+  if (key == "soc")
+    settings.soc = soc_by_name(value);
+  else if (key == "cores")
+    settings.soc.cores = number(key, value) ? int32_t(number(key, value)) : soc_by_name(settings.soc.name).cores;
+  else if (key == "effects")
+    settings.effects = number(key, value) != 0;
+  else if (key == "strict")
+    settings.strict = number(key, value) != 0;
+  else if (key == "reverse")
+    settings.reverse = number(key, value) != 0;
+  else if (key == "block_m")
+    c.block_m = number(key, value);
+  else if (key == "stack_n")
+    c.stack_n = number(key, value);
+  else if (key == "depth")
+    c.depth = number(key, value);
+  else
+    throw std::invalid_argument("there is no setting '" + key + "'.");
+}
+
+const std::string& last_report() { return report_text; }
+
+}  // namespace msf
