@@ -1,4 +1,5 @@
 // The library's one entry point, and the op in the form ONNX Runtime asks for: once per provider and dtype.
+#include <cstdio>
 #include <map>
 #include <mutex>
 
@@ -47,7 +48,7 @@ struct Op : ort::CustomOp {
   Provider provider;
   ort::ElementType type;
 
-  Op(const ort::Api* api, Provider provider, ort::ElementType type);
+  Op(const ort::Api* api, Provider provider, ort::ElementType type, bool infer_shapes);
 };
 
 const Op& self(const ort::CustomOp* op) { return *static_cast<const Op*>(op); }
@@ -95,7 +96,7 @@ ort::Status* infer(const ort::CustomOp* op, ort::ShapeInferContext* context) {
   });
 }
 
-Op::Op(const ort::Api* api_, Provider provider_, ort::ElementType type_)
+Op::Op(const ort::Api* api_, Provider provider_, ort::ElementType type_, bool infer_shapes)
     : ort::CustomOp{}, api(api_), provider(provider_), type(type_) {
   version = ort::kApiVersion;
   GetName = [](const ort::CustomOp*) { return "FlashAttention"; };
@@ -112,7 +113,7 @@ Op::Op(const ort::Api* api_, Provider provider_, ort::ElementType type_)
   GetVariadicInputMinArity = GetVariadicOutputMinArity = [](const ort::CustomOp*) { return 0; };
   GetVariadicInputHomogeneity = GetVariadicOutputHomogeneity = [](const ort::CustomOp*) { return 0; };
   GetStartVersion = GetEndVersion = [](const ort::CustomOp*) { return 1; };
-  InferOutputShapeFn = infer;
+  InferOutputShapeFn = infer_shapes ? infer : nullptr;
   CreateKernelV2 = [](const ort::CustomOp* op, const ort::Api* api, const ort::KernelInfo* info, void** kernel) {
     return guarded(api, [&] { *kernel = new Kernel{api, self(op).provider, read_attributes(api, info)}; });
   };
@@ -122,8 +123,14 @@ Op::Op(const ort::Api* api_, Provider provider_, ort::ElementType type_)
   KernelDestroy = [](void* kernel) { delete static_cast<const Kernel*>(kernel); };
 }
 
+// Before 1.25 the runtime crashes where a node with this function has an input left out by the name "".
+bool may_infer_shapes(const char* version) {
+  int major = 0, minor = 0;
+  return std::sscanf(version, "%d.%d", &major, &minor) == 2 && (major > 1 || minor >= 25);
+}
+
 // One domain per runtime in this process, for all its sessions; sessions refer to it for as long as they live.
-ort::CustomOpDomain* domain_of(const ort::Api* api) {
+ort::CustomOpDomain* domain_of(const ort::Api* api, const char* version) {
   static std::mutex lock;
   static auto* domains = new std::map<const ort::Api*, ort::CustomOpDomain*>;
   std::lock_guard<std::mutex> hold(lock);
@@ -134,7 +141,7 @@ ort::CustomOpDomain* domain_of(const ort::Api* api) {
   for (Provider provider : {Provider::cpu, Provider::cuda}) {
     if (provider == Provider::cuda && cuda_unavailable()) continue;
     for (ort::ElementType type : {ort::FLOAT, ort::FLOAT16, ort::BFLOAT16})
-      check(api, ort::CustomOpDomain_Add(api, fresh, new Op(api, provider, type)));
+      check(api, ort::CustomOpDomain_Add(api, fresh, new Op(api, provider, type, may_infer_shapes(version))));
   }
   return domain = fresh;
 }
@@ -152,6 +159,7 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
         base->GetVersionString() + ".";
     return ort::CreateStatus(base->GetApi(1), ort::NOT_IMPLEMENTED, text.c_str());
   }
-  return ort_ops::guarded(api,
-                          [&] { ort_ops::check(api, ort::AddCustomOpDomain(api, options, ort_ops::domain_of(api))); });
+  return ort_ops::guarded(api, [&] {
+    ort_ops::check(api, ort::AddCustomOpDomain(api, options, ort_ops::domain_of(api, base->GetVersionString())));
+  });
 }
