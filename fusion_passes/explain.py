@@ -57,6 +57,7 @@ def compiled(net, inputs, *, train, **options):
     whole = train and steps.is_training_cell(net)
     with session.fusion(**options) as report, steps.graph_mode(), steps.training(net, train):
         step = net if whole else steps.make(net, inputs, train)[0]
+        step.compile_cache.clear()  # or a cell that was compiled before would not be again
         step.compile(*inputs)
     return report
 

@@ -127,7 +127,8 @@ def fusion(level="auto", *, dropout=True, memory="keep", strict=False):
     """
     Fusion for the calls inside a block: ``with ms_flash.fusion() as report:``.
 
-    At both ends of the block compiled graphs are forgotten, so a training loop belongs inside it as a whole.
+    What is called inside runs fused, what is called outside as written. A function that is called on both sides is
+    compiled anew each time it changes sides, so a training loop belongs inside as a whole.
 
     Args:
         level (str, optional): As in `fuse`. Default: ``"auto"``.
@@ -168,13 +169,14 @@ def fusion(level="auto", *, dropout=True, memory="keep", strict=False):
     bridge.load()
     with _entry((options, report)):
         yield report
-    if not report.compiled:
+        idle = not report.compiled and not _compiled.any()  # a loop comes back to what it compiled at first
+    if idle:
         text = ("no graph was compiled in the block. Hint: PyNative mode runs op by op; put the forward function under "
                 "mindspore.jit, or set mode=mindspore.GRAPH_MODE.")
         if strict:
             raise RuntimeError(f"For 'fusion', {text}")
         warnings.warn(f"ms_flash.fusion(): {text}", stacklevel=3)
-    elif strict and not report.fused:
+    elif strict and report.compiled and not report.fused:
         raise RuntimeError(f"For 'fusion', nothing was fused: {_reasons(report.left)}")
 
 
@@ -206,12 +208,12 @@ def _checked(func, level, dropout, memory, strict):
 
 def _change(edit):
     """Edits the entries, and sees to it that compiled graphs follow."""
-    before = _state.current
+    before = _state.current and _state.current[0]
     edit(_state.entries)
-    after = _state.current
-    if (before and before[0]) == (after and after[0]):
+    after = _state.current and _state.current[0]
+    if before == after:
         return
-    _forget_compiled()
+    _compiled.switch(before, after)
     _use_own_cache_folder(after is not None)
     if after is not None:
         bridge.set_planner(_plan)
@@ -219,11 +221,37 @@ def _change(edit):
         bridge.set_planner(None)
 
 
-def _forget_compiled():
-    """MindSpore keeps graphs by arguments and knows nothing of this pass: it would go on with the old ones."""
-    graph_api.ms_compile_cache.clear()
-    for phases in graph_api.cells_compile_cache.values():
-        phases.clear()
+class _Compiled:
+    """MindSpore finds a compiled graph by the arguments of the call and knows nothing of this pass: after a change it
+    would go on with the old graph. So it is shown those compiled under the options of now only.
+
+    A graph compiled anew takes the place of the old one, so each belongs to the options it was last compiled under.
+    """
+
+    def __init__(self):
+        self.owners = {}
+
+    @staticmethod
+    def _sets():
+        return {0: graph_api.ms_compile_cache, **graph_api.cells_compile_cache}
+
+    def any(self):
+        """Whether there are graphs compiled under the options of now."""
+        return any(self._sets().values())
+
+    def switch(self, before, after):
+        sets = self._sets()
+        for cell, phases in sets.items():
+            self.owners.update(((cell, phase), before) for phase in phases)
+            phases.clear()
+        for (cell, phase), owner in list(self.owners.items()):
+            if cell not in sets:    # gone
+                del self.owners[cell, phase]
+            elif owner == after:
+                sets[cell].add(phase)
+
+
+_compiled = _Compiled()
 
 
 def _use_own_cache_folder(fused):
