@@ -190,6 +190,11 @@ void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode&
   ms_twin::CastLanes(dst, src, mode, ms_twin::Choose(isSetMask, ms_twin::Mask::Bits(mask)), repeat, params, site);
 }
 
+// On the scalar unit.
+inline float ToFloat(const bfloat16_t& x) { return float(x); }
+inline float Cast(const bfloat16_t& x) { return float(x); }
+inline bfloat16_t ToBfloat16(const float& x) { return bfloat16_t(x); }
+
 enum class SaturationMode : uint8_t { FLOAT, CAST };
 // FLOAT: half and bfloat16_t results saturate and NaN becomes 0 (the default), or infinity and NaN stay.
 template <SaturationMode mode>

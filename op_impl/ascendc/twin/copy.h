@@ -159,7 +159,7 @@ void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Nd2Nz
   in.Field("srcNdMatrixStride", p.srcNdMatrixStride, 0, 65535);
   in.Field("dstNzC0Stride", p.dstNzC0Stride, 1, 16384);
   in.Field("dstNzNStride", p.dstNzNStride, 1, 16384);
-  in.Field("dstNzMatrixStride", p.dstNzMatrixStride, 0, 65535);
+  in.Field("dstNzMatrixStride", p.dstNzMatrixStride, 0, 16384);
   constexpr int64_t kSize = sizeof(T);
   const int64_t row = p.dValue * kSize, strips = (row + kBlock - 1) / kBlock, full = row / kBlock;
   const int64_t nd_step = p.ndNum > 1 ? p.srcNdMatrixStride * kSize : 0;

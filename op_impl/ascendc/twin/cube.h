@@ -1,5 +1,6 @@
 // LoadData (L1 -> L0A, L0B), Mmad, Fixpipe (L0C -> GM, L1).
 #pragma once
+#include "cast.h"
 #include "copy.h"
 #include "cost.h"
 #include "matmul.h"
@@ -212,7 +213,7 @@ void Convert(const Region& target, const Region& source, bool relu, int atomic) 
           if constexpr (std::is_same_v<T, U>)
             result = value;
           else
-            result = T(static_cast<float>(value));
+            result = Converted<T>(static_cast<float>(value), AscendC::RoundMode::CAST_RINT, Current().saturate);
           uint8_t* to = target.memory->data + t + x * int64_t(sizeof(T));
           if (atomic) {
             T old;
@@ -274,7 +275,7 @@ void CopyOut(Region to, bool to_l1, const AscendC::LocalTensor<U>& src, AscendC:
                static_cast<long long>(p.srcStride));
   const int64_t width = split ? 8 : 16;
   const int64_t strips = p.nSize / width, tail = p.nSize % width, size = sizeof(T);
-  const int64_t nd_source = p.srcNdStride * kC0, nd_target = p.dstNdStride * size;
+  const int64_t nd_source = p.srcNdStride * 16 * kC0, nd_target = p.dstNdStride * size;
   const int64_t matrices = p.ndNum;
   // Full strips, and the columns of the last one.
   Region from[2], target[2];
@@ -412,6 +413,29 @@ template <class T, class U, const FixpipeConfig& config = CFG_ROW_MAJOR>
 void Fixpipe(const LocalTensor<T>& dst, const LocalTensor<U>& src, const FixpipeParamsV220& p,
              ms_twin::Site site = ms_twin::Site::Here()) {
   ms_twin::CopyOut<T, U>(dst.Bytes(0), true, src, config.format, p, site);
+}
+
+// Fills blocks of L1 (32 bytes each, PIPE_MTE2) or L0A, L0B (512 bytes, PIPE_MTE1) with one value.
+template <class T>
+void Fill(const LocalTensor<T>& dst, const InitConstValueParams<T>& p, ms_twin::Site site = ms_twin::Site::Here()) {
+  using namespace ms_twin;
+  const bool l1 = dst.GetHardware() == Hardware::L1;
+  Instruction in("Fill", l1 ? PIPE_MTE2 : PIPE_MTE1, site);
+  if (!l1) RequireL0(in, dst.GetHardware());
+  in.Field("repeatTimes", p.repeatTimes, 0, 32767);
+  in.Field("blockNum", p.blockNum, 0, 32767);
+  in.Field("dstGap", p.dstGap, 0, 32767);
+  if (p.repeatTimes == 0 || p.blockNum == 0) return;
+  const int64_t block = l1 ? kBlock : kFractal;
+  const Region target = dst.Bytes(p.blockNum * block).Dim(p.repeatTimes, (p.blockNum + p.dstGap) * block);
+  in.Align("dst", target, block);
+  in.Write(target);
+  in.Issue(PathCost(l1 ? kGmToL1 : LoadRate(dst.GetHardware()), static_cast<double>(target.Bytes())), [&] {
+    target.ForEachRun([&](int64_t offset, int64_t bytes) {
+      for (int64_t b = 0; b < bytes; b += sizeof(T))
+        std::memcpy(target.memory->data + offset + b, &p.initValue, sizeof(T));
+    });
+  });
 }
 
 }  // namespace AscendC

@@ -52,8 +52,12 @@ void Duplicate(const LocalTensor<T>& dst, const std::common_type_t<T>& value, co
 template <class T>
 void CreateVecIndex(const LocalTensor<T>& dst, const std::common_type_t<T>& first, uint32_t count,
                     ms_twin::Site site = ms_twin::Site::Here()) {
-  ms_twin::Fill("CreateVecIndex", dst, ms_twin::Mask::Count(count), 1, 1, 8, site,
-                [&](int64_t i) { return T(float(first) + float(i)); });
+  ms_twin::Fill("CreateVecIndex", dst, ms_twin::Mask::Count(count), 1, 1, 8, site, [&](int64_t i) {
+    if constexpr (ms_twin::kIsFloating<T>)
+      return T(float(first) + float(i));
+    else
+      return static_cast<T>(first + i);
+  });
 }
 
 // Each of 8 elements fills a block of 32 bytes.

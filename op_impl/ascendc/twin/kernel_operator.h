@@ -10,6 +10,7 @@
 #include "cube.h"
 #include "fill.h"
 #include "kernel_macros.h"
+#include "queue.h"
 #include "reduce.h"
 #include "select.h"
 #include "sync.h"

@@ -170,7 +170,6 @@ class Launch {
         machine_.Violate(Fault::flag, {}, core.name + ": a unit flag of L0C is still set at the end of the kernel");
         break;
       }
-    for (auto& check : core.at_end) check();
   }
 
   void Finish() {

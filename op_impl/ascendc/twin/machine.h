@@ -95,7 +95,7 @@ struct Core {
   uint64_t compare_mask[2] = {0, 0};
   int atomic = 0;  // 0: off, else an AtomicKind
   Site atomic_site;
-  bool saturate = false;
+  bool saturate = true;
 
   // L0C unit flags, one per 512 bytes: set by Mmad, cleared by Fixpipe.
   struct UnitFlag {
@@ -107,7 +107,7 @@ struct Core {
 
   Cycles issue, free[8], gate[8], done[8];
   CoreReport report;
-  std::vector<std::function<void()>> at_end;  // checks of queues and pipes that live in the kernel
+  void* pipe = nullptr;  // the TPipe of the kernel
 
   std::unique_ptr<Fibre> fibre;
   std::function<bool()> ready;  // set while the core waits for another one

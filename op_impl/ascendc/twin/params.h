@@ -107,6 +107,15 @@ struct LoadData2dTransposeParams {
         addrMode(mode) {}
 };
 
+template <class T>
+struct InitConstValueParams {
+  ms_twin::U16 repeatTimes = 0, blockNum = 0, dstGap = 0;
+  T initValue = T(0);
+  InitConstValueParams() = default;
+  InitConstValueParams(ms_twin::U16 repeat, ms_twin::U16 blocks, ms_twin::U16 gap, T value)
+      : repeatTimes(repeat), blockNum(blocks), dstGap(gap), initValue(value) {}
+};
+
 struct MmadParams {
   ms_twin::U16 m = 0, n = 0, k = 0;
   ms_twin::U8 unitFlag = 0;

@@ -139,6 +139,16 @@ inline void CheckBinary(Instruction& in, const AscendC::BinaryRepeatParams& p) {
   in.Field("src1RepStride", p.src1RepStride, 0, 255);
 }
 
+// CTRL[48] = 0: a half result beyond the range is the largest number, NaN is 0.
+template <class D>
+D Finished(D x, bool saturate) {
+  if constexpr (std::is_same_v<D, half>) {
+    if (saturate && (x.bits & 0x7c00) == 0x7c00)
+      return half::FromBits(static_cast<uint16_t>(x.bits & 0x3ff ? 0 : (x.bits & 0x8000) | 0x7bff));
+  }
+  return x;
+}
+
 template <class D, class S, class F>
 void Unary(const char* name, const VectorRate& rate, const AscendC::LocalTensor<D>& dst,
            const AscendC::LocalTensor<S>& src, const Mask& mask, int64_t repeat, const AscendC::UnaryRepeatParams& p,
@@ -147,12 +157,13 @@ void Unary(const char* name, const VectorRate& rate, const AscendC::LocalTensor<
   CheckUnary(in, p);
   const Shape shape = MakeShape(in, mask, repeat, std::max(sizeof(D), sizeof(S)));
   if (!in.ok()) return;
+  const bool saturate = Current().saturate;
   const std::array<Operand, 2> operands = {MakeOperand(dst, p.dstBlkStride, p.dstRepStride),
                                            MakeOperand(src, p.srcBlkStride, p.srcRepStride)};
   IssueLanes<D, S>(in, rate, shape, operands, [&](int64_t n, uint8_t* out, const std::array<int64_t, 2>& at) {
     D* to = reinterpret_cast<D*>(out);
     const S* from = reinterpret_cast<const S*>(DataOf(operands[1], at[1]));
-    for (int64_t i = 0; i < n; ++i) to[i] = f(from[i]);
+    for (int64_t i = 0; i < n; ++i) to[i] = Finished(f(from[i]), saturate);
   });
 }
 
@@ -164,6 +175,7 @@ void Binary(const char* name, const VectorRate& rate, const AscendC::LocalTensor
   CheckBinary(in, p);
   const Shape shape = MakeShape(in, mask, repeat, std::max({sizeof(D), sizeof(S0), sizeof(S1)}));
   if (!in.ok()) return;
+  const bool saturate = Current().saturate;
   const std::array<Operand, 3> operands = {MakeOperand(dst, p.dstBlkStride, p.dstRepStride),
                                            MakeOperand(s0, p.src0BlkStride, p.src0RepStride),
                                            MakeOperand(s1, p.src1BlkStride, p.src1RepStride)};
@@ -171,7 +183,7 @@ void Binary(const char* name, const VectorRate& rate, const AscendC::LocalTensor
     D* to = reinterpret_cast<D*>(out);
     const S0* x = reinterpret_cast<const S0*>(DataOf(operands[1], at[1]));
     const S1* y = reinterpret_cast<const S1*>(DataOf(operands[2], at[2]));
-    for (int64_t i = 0; i < n; ++i) to[i] = f(x[i], y[i]);
+    for (int64_t i = 0; i < n; ++i) to[i] = Finished(f(x[i], y[i]), saturate);
   });
 }
 
@@ -184,6 +196,7 @@ void Ternary(const char* name, const VectorRate& rate, const AscendC::LocalTenso
   CheckBinary(in, p);
   const Shape shape = MakeShape(in, mask, repeat, std::max({sizeof(D), sizeof(S0), sizeof(S1)}));
   if (!in.ok()) return;
+  const bool saturate = Current().saturate;
   const Operand out_operand = MakeOperand(dst, p.dstBlkStride, p.dstRepStride);
   const std::array<Operand, 4> operands = {out_operand, out_operand, MakeOperand(s0, p.src0BlkStride, p.src0RepStride),
                                            MakeOperand(s1, p.src1BlkStride, p.src1RepStride)};
@@ -191,7 +204,7 @@ void Ternary(const char* name, const VectorRate& rate, const AscendC::LocalTenso
     D* to = reinterpret_cast<D*>(out);
     const S0* x = reinterpret_cast<const S0*>(DataOf(operands[2], at[2]));
     const S1* y = reinterpret_cast<const S1*>(DataOf(operands[3], at[3]));
-    for (int64_t i = 0; i < n; ++i) to[i] = f(to[i], x[i], y[i]);
+    for (int64_t i = 0; i < n; ++i) to[i] = Finished(f(to[i], x[i], y[i]), saturate);
   });
 }
 
