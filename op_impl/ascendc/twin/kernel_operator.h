@@ -9,6 +9,7 @@
 #include "copy.h"
 #include "cube.h"
 #include "fill.h"
+#include "gather.h"
 #include "kernel_macros.h"
 #include "queue.h"
 #include "reduce.h"

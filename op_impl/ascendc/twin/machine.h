@@ -282,6 +282,10 @@ class Instruction {
             static_cast<long long>(region.offset), static_cast<long long>(bytes));
   }
 
+  // Bounds of a region whose content decides what else the instruction touches.
+  void CheckRegion(const Region& region) {
+    if (!region.Empty()) CheckBounds(region);
+  }
   void Read(Region region) { Add(region, Touch::read); }
   void Write(Region region) { Add(region, Touch::write); }
   void Accumulate(Region region) { Add(region, Touch::accumulate); }

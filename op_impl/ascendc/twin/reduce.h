@@ -198,34 +198,34 @@ namespace AscendC {
 MS_TWIN_REDUCE(WholeReduceMax, MAX, kRateWholeReduce, WholeReduce, MS_TWIN_ORDER, MS_TWIN_ORDER_ARGUMENT)
 MS_TWIN_REDUCE(WholeReduceMin, MIN, kRateWholeReduce, WholeReduce, MS_TWIN_ORDER, MS_TWIN_ORDER_ARGUMENT)
 MS_TWIN_REDUCE(WholeReduceSum, SUM, kRateWholeReduce, WholeReduce, MS_TWIN_NOTHING, MS_TWIN_VALUE)
-MS_TWIN_REDUCE(PairReduceSum, SUM, kRateWholeReduce, PairReduce, MS_TWIN_NOTHING, MS_TWIN_NOTHING)
 #undef MS_TWIN_REDUCE
 #undef MS_TWIN_NOTHING
 #undef MS_TWIN_ORDER
 #undef MS_TWIN_ORDER_ARGUMENT
 #undef MS_TWIN_VALUE
 
-// The block reductions take the number of repeats before the mask.
-#define MS_TWIN_BLOCK_REDUCE(Name, Type)                                                                             \
-  template <class T, bool isSetMask = true>                                                                          \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t repeat, const int32_t mask,          \
-            const int32_t dstRepStride, const int32_t srcBlkStride, const int32_t srcRepStride,                      \
-            ms_twin::Site site = ms_twin::Site::Here()) {                                                            \
-    ms_twin::BlockReduce<T>({#Name, ReduceType::Type, &ms_twin::kRateBlockReduce, dst, src,                          \
-                             ms_twin::Choose(isSetMask, ms_twin::Mask::Lanes(static_cast<uint64_t>(int64_t(mask)))), \
-                             repeat, dstRepStride, srcBlkStride, srcRepStride, site});                               \
-  }                                                                                                                  \
-  template <class T, bool isSetMask = true>                                                                          \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t repeat, const uint64_t mask[],       \
-            const int32_t dstRepStride, const int32_t srcBlkStride, const int32_t srcRepStride,                      \
-            ms_twin::Site site = ms_twin::Site::Here()) {                                                            \
-    ms_twin::BlockReduce<T>({#Name, ReduceType::Type, &ms_twin::kRateBlockReduce, dst, src,                          \
-                             ms_twin::Choose(isSetMask, ms_twin::Mask::Bits(mask)), repeat, dstRepStride,            \
-                             srcBlkStride, srcRepStride, site});                                                     \
+// The block and pair reductions take the number of repeats before the mask.
+#define MS_TWIN_BLOCK_REDUCE(Name, Type, Rate, Kind)                                                                  \
+  template <class T, bool isSetMask = true>                                                                           \
+  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t repeat, const int32_t mask,           \
+            const int32_t dstRepStride, const int32_t srcBlkStride, const int32_t srcRepStride,                       \
+            ms_twin::Site site = ms_twin::Site::Here()) {                                                             \
+    ms_twin::Kind<T>({#Name, ReduceType::Type, &ms_twin::Rate, dst, src,                                              \
+                      ms_twin::Choose(isSetMask, ms_twin::Mask::Lanes(static_cast<uint64_t>(int64_t(mask)))), repeat, \
+                      dstRepStride, srcBlkStride, srcRepStride, site});                                               \
+  }                                                                                                                   \
+  template <class T, bool isSetMask = true>                                                                           \
+  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t repeat, const uint64_t mask[],        \
+            const int32_t dstRepStride, const int32_t srcBlkStride, const int32_t srcRepStride,                       \
+            ms_twin::Site site = ms_twin::Site::Here()) {                                                             \
+    ms_twin::Kind<T>({#Name, ReduceType::Type, &ms_twin::Rate, dst, src,                                              \
+                      ms_twin::Choose(isSetMask, ms_twin::Mask::Bits(mask)), repeat, dstRepStride, srcBlkStride,      \
+                      srcRepStride, site});                                                                           \
   }
-MS_TWIN_BLOCK_REDUCE(BlockReduceMax, MAX)
-MS_TWIN_BLOCK_REDUCE(BlockReduceMin, MIN)
-MS_TWIN_BLOCK_REDUCE(BlockReduceSum, SUM)
+MS_TWIN_BLOCK_REDUCE(BlockReduceMax, MAX, kRateBlockReduce, BlockReduce)
+MS_TWIN_BLOCK_REDUCE(BlockReduceMin, MIN, kRateBlockReduce, BlockReduce)
+MS_TWIN_BLOCK_REDUCE(BlockReduceSum, SUM, kRateBlockReduce, BlockReduce)
+MS_TWIN_BLOCK_REDUCE(PairReduceSum, SUM, kRateWholeReduce, PairReduce)
 #undef MS_TWIN_BLOCK_REDUCE
 
 // The newer names, with the kind of reduction as a template argument.
