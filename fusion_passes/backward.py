@@ -18,6 +18,7 @@ from .views import View, identity, merged
 _SOFTMAX_GRADIENT = {"SoftmaxBackward": (0, 1), "SoftmaxGrad": (1, 0)}      # where the gradient and the softmax are
 _DROPOUT_GRADIENT = ("DropoutGrad", "DropoutGradExt", "DropoutDoMaskExt")
 _SUMS = ("ReduceSum", "SumExt")
+SHAPE_ONLY = ("ZerosLike", "ZerosLikeExt", "OnesLike", "OnesLikeExt", "Shape", "TensorShape")
 _TOLERANCE = 1e-6      # of factors, which the graph holds as float32
 
 
@@ -79,7 +80,7 @@ class BackwardProof:
 
     def _weights(self, gradient):
         """Upwards: softmax gradient, dropout, product of the gradient of the output with the values."""
-        at, dropped = gradient.inputs[_SOFTMAX_GRADIENT[gradient.op][0]], False
+        at, dropped, zeroed = gradient.inputs[_SOFTMAX_GRADIENT[gradient.op][0]], False, False
         while True:
             view = self.views.of(at)
             if view.base is not at:
@@ -96,8 +97,13 @@ class BackwardProof:
                 dropped = True
                 self.found.inner.add(at)
                 at = at.inputs[0]
+            elif at.op in ("MaskedFill", "MaskedFillScalar") and not zeroed and self.forward.zeroed is not None \
+                    and self._is_zero(at.inputs[2]) and self._is_mask(self.forward.zeroed, at.inputs[1]):
+                self.found.inner.add(at)
+                at, zeroed = at.inputs[0], True
             else:
                 break
+        self._need(zeroed == (self.forward.zeroed is not None), "the mask of the weights")
         self._need(dropped == (self.forward.dropout is not None), "its dropout")
         found = product(self.views, at)
         self._need(found is not None, f"the gradient of the weights comes from {at.op}")
@@ -161,14 +167,14 @@ class BackwardProof:
             self.found.inner.add(at)
             unknown = []
             for user, position in self.users(at):
+                if user.op in SHAPE_ONLY:
+                    continue
                 after = self._through(user, position, state)
                 if after is not None:
                     todo.append((user, after))
-                elif user.op in PRODUCTS or self._is_view_for_products(user, at):
-                    self._product_leaves(user, at, state)
-                elif user.op in _SUMS and position == 0:
-                    self._sum_leaf(user, at, state)
-                else:
+                elif not (self._product_leaves(user, at, state) if user.op in PRODUCTS
+                          or self._is_view_for_products(user, at) else position == 0
+                          and self._sum_leaf(user, at, state)):
                     unknown.append(user)
             if unknown:
                 self._direct_leaf(at, state, unknown[0])
@@ -210,10 +216,12 @@ class BackwardProof:
 
     def _masked(self, mask, keep, state):
         for step in self.forward.scores.steps:
-            if step.kind == "fill" and step not in state.steps and step.keep == keep and (
-                    step.other is mask or self.views.of(step.other).key == self.views.of(mask).key):
+            if step.kind == "fill" and step not in state.steps and step.keep == keep and self._is_mask(step, mask):
                 return state.with_step(step)
         return None
+
+    def _is_mask(self, step, mask):
+        return step.other is mask or self.views.of(step.other).key == self.views.of(mask).key
 
     def _is_zero(self, node):
         try:
@@ -229,12 +237,12 @@ class BackwardProof:
         return bool(users) and all(user.op in PRODUCTS or self._is_view_for_products(user, node) for user, _ in users)
 
     def _product_leaves(self, node, gradient, state):
-        for at in ([node] if node.op in PRODUCTS else self._products({node})):
-            self._product_leaf(at, self.views.of(gradient).base, state)
+        return all([self._product_leaf(at, self.views.of(gradient).base, state)
+                    for at in ([node] if node.op in PRODUCTS else self._products({node}))])
 
     def _product_leaf(self, node, gradient, state):
         if node in self.found.leaves:
-            return
+            return True
         found, scores = product(self.views, node), self.forward.scores
         query = self._key(self.forward.query, self.queries, scores.product.left.shape[-1])
         key = self._key(self.forward.key, self.keys, scores.product.left.shape[-1])
@@ -253,11 +261,13 @@ class BackwardProof:
                 leaf = "key", Leaf(node)
             elif gradient_right and self._key(found.left.swapped(), self.queries, head_dim) == query:
                 leaf = "key", Leaf(node, True)
-        self._need(leaf is not None, f"{node.op}{where(node)} multiplies the gradient of the scores")
+        if leaf is None:
+            return False
         name, leaf = leaf
         self._need(getattr(self.found, name) is None, f"the {name} has two gradients")
         self._need(state.complete(scores.steps), f"the gradient of the {name} misses a scale or mask")
         setattr(self.found, name, leaf)
+        return True
 
     def _is_gradient(self, view, gradient):
         """Whether `view` is (batch..., queries, keys) of the gradient of the scores that is being followed."""
@@ -267,7 +277,7 @@ class BackwardProof:
 
     def _sum_leaf(self, node, at, state):
         """A sum over the axes along which a bias was repeated: its gradient."""
-        axes = self._summed(node, at)
+        axes = self._summed(node, at) if node.op in _SUMS else None
         for step in self.forward.scores.steps:
             if step.kind != "bias" or step in self.found.biases or not step.other.static:
                 continue
@@ -283,8 +293,8 @@ class BackwardProof:
             if any(partly) or not needed <= axes or not axes <= needed | ones:
                 continue
             self.found.biases[step] = Leaf(node)
-            return
-        raise Refusal("backward_differs", detail=f"{node.op} of the gradient of the scores is not that of a bias")
+            return True
+        return False
 
     def _summed(self, node, at):
         try:
@@ -303,6 +313,8 @@ class BackwardProof:
                     and step.other.size == at.size and state.reaches(self.forward.scores.steps, step):
                 self.found.biases[step] = Leaf(at)
                 return
+        if user.op in PRODUCTS + _SUMS:
+            raise Refusal("backward_differs", detail=f"{user.op}{where(user)} takes the gradient of the scores")
         raise Refusal("scores_used", op=user.op, where=where(user))
 
     # --- views ---

@@ -60,6 +60,10 @@ class Constants:
         view = self.views.of(node)
         if view.base is not node:
             return _gather(np.asarray(self.value(view.base)), view).reshape(node.shape)
+        if node.op in ("FullLike", "FillLike"):
+            return np.broadcast_to(np.asarray(self.number(node.inputs[1]), _numpy(node.dtype)), node.shape)
+        if node.op in _ALIKE:
+            return np.broadcast_to(np.asarray(_ALIKE[node.op], _numpy(node.dtype)), node.shape)
         rule = _RULES[node.op]
         result = np.asarray(rule(node, *(self._operand(n) for n in node.inputs)))
         return np.broadcast_to(result, node.shape).astype(_numpy(node.dtype))
@@ -116,13 +120,12 @@ def _masked_fill(node, x, mask, value, *_):
     return np.where(mask, value, x)
 
 
+_ALIKE = {"OnesLike": 1, "OnesLikeExt": 1, "ZerosLike": 0, "ZerosLikeExt": 0}    # whatever their input holds
 _RULES = {
     "Cast": _cast, "Select": _select, "Where": _select, "MaskedFill": _masked_fill, "MaskedFillScalar": _masked_fill,
     "Ones": lambda node, *_: np.ones(node.shape), "Zeros": lambda node, *_: np.zeros(node.shape),
-    "OnesLike": lambda node, *_: np.ones(node.shape), "OnesLikeExt": lambda node, *_: np.ones(node.shape),
-    "ZerosLike": lambda node, *_: np.zeros(node.shape), "ZerosLikeExt": lambda node, *_: np.zeros(node.shape),
     "FillScalar": _filled(1), "FillTensor": _filled(1), "FillV2": _filled(1), "Fill": _filled(-1),
-    "FullLike": _filled(1), "Tril": _triangle(np.tril), "TrilExt": _triangle(np.tril), "Triu": _triangle(np.triu),
+"Tril": _triangle(np.tril), "TrilExt": _triangle(np.tril), "Triu": _triangle(np.triu),
     "TriuExt": _triangle(np.triu), "Range": _arange, "Arange": _arange, "ScalarToTensor": _cast, "TupleToTensor": _cast,
     "Add": _simple(np.add), "Sub": _simple(np.subtract), "Mul": _simple(np.multiply), "Muls": _simple(np.multiply),
     "Div": _simple(np.divide), "Divs": _simple(np.divide), "RealDiv": _simple(np.divide),

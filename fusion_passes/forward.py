@@ -8,7 +8,7 @@ from .constants import Constants
 from .ir import FLOATS, Graph, Node, Unknown
 from .products import PRODUCTS, Product, product
 from .reasons import Refusal
-from .scores import ScoreGrammar, Scores
+from .scores import ScoreGrammar, Scores, Step
 from .views import Views, merged
 
 SOFTMAX = ("Softmax",)
@@ -25,6 +25,7 @@ class Forward:
     output: Product | None = None       # (batch..., queries, keys) @ (batch..., keys, value head_dim)
     dropout: Node | None = None
     keep_prob: float = 1.0
+    zeroed: Step | None = None  # a mask of the scores that is also put to 0 in the weights
     inner: set = field(default_factory=set)
     before: dict = field(default_factory=dict)      # what the weights were before each node they go through
 
@@ -137,6 +138,8 @@ class ForwardGrammar:
             return "through" if user.dtype in FLOATS else "other"
         if user.op in ("Dropout", "DropoutExt"):
             return self._dropout(found, user)
+        if user.op in ("MaskedFill", "MaskedFillScalar") and position == 0:
+            return self._zeroed(found, user)
         if user.op == "TupleGetItem" and at.op in ("Dropout", "DropoutExt"):
             return "through" if user.argument(1) == 0 else "backward"
         if self.views.source(user) is at:
@@ -161,6 +164,20 @@ class ForwardGrammar:
         found.dropout = user
         found.keep_prob = keep if user.op == "Dropout" else 1 - keep
         return "through"
+
+    def _zeroed(self, found, user):
+        """Weights put to 0 where the scores were masked are 0 there already, or their whole row is masked."""
+        try:
+            zero = self.constants.number(user.inputs[2]) == 0
+        except Unknown:
+            zero = False
+        key = self.views.of(user.inputs[1]).key
+        for step in found.scores.steps:
+            if zero and found.zeroed is None and step.kind == "fill" and not step.keep \
+                    and self.views.of(step.other).key == key:
+                found.zeroed = step
+                return "through"
+        return "other"
 
     def _explain(self, user):
         if user.op in ("MakeTuple", "Return", "Depend"):

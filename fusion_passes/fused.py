@@ -87,7 +87,7 @@ class Fused:
         self.replace, self.order = [], []
         self.copies = 0     # transposes around the op, old and new, by which layouts are compared
         self.follow = layout != "BNSD" or options["level"] != "core"    # replace what lies behind transposes
-        self.replaced = set()
+        self.replaced, self.passed = set(), set()
 
     def build(self):
         """Fills `replace`, `order` and the emitter; raises Refusal or NotShared."""
@@ -96,7 +96,7 @@ class Fused:
         inputs = [slots.get(name) for name in SLOTS]
         self.spec = self._spec(inputs)
         backend = backends.select("fuse", self.options.get("backend"))
-        out, lse, row_max, row_sum = self.emit.custom(backend.forward(self.spec), inputs, [
+        out, _, row_max, row_sum = self.emit.custom(backend.forward(self.spec), inputs, [
             (self.spec.out_shape, self.spec.dtype)] + [(self.spec.lse_shape, "float32")] * 3)
         self.out = out
         if self.forward.output is not None:
@@ -272,8 +272,8 @@ class Fused:
             group = self.geometry.heads // self.geometry.kv_heads
             heads = canonical.regrouped((self.geometry.batch, self.geometry.kv_heads, group) + matrix).dims
             dims = heads[:2] + heads[3:]
-            for at, view in self._sums(node, view, heads[2]):
-                self._follow(at, view, self._ordered(dims), tensor)
+            for at, summed in self._sums(node, view, heads[2]):
+                self._follow(at, summed, self._ordered(dims), tensor)
             return
         self._follow(node, view, self._ordered(dims), tensor)
 
@@ -286,6 +286,7 @@ class Fused:
                 if after is None:
                     raise NotShared
                 found.append((user, after))
+                self.passed.add(user)
             elif self.views.source(user) is node:
                 after = self._through(user, view)
                 if after is None:
@@ -353,7 +354,7 @@ class Fused:
             grad = dbias
             axes = tuple(axis for axis, (a, b) in enumerate(zip(dbias.shape, have)) if a != b)
             if axes:
-                grad = self.emit.op("ReduceSum", [grad, axes, True], have, grad.dtype)
+                grad = self.emit.op("ReduceSum", [grad, axes, True, False], have, grad.dtype)
             outer = term.value / step.value     # scales between the bias and the softmax; the graph has the sign
             if outer != 1:
                 grad = self.emit.op("Mul", [grad, self._number(outer, grad.dtype)], grad.shape, grad.dtype)

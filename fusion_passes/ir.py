@@ -20,12 +20,15 @@ FLOATS = ("float16", "float32", "bfloat16")
 class Node:
     """One operation, parameter or constant. `inputs` are nodes; `users` are (node, position) pairs."""
 
-    __slots__ = ("attrs", "data", "dtype", "id", "inputs", "kind", "line", "name", "op", "scope", "shape", "users",
+    __slots__ = ("attrs", "data", "dtype", "id", "inplace", "inputs", "kind", "line", "name", "op", "scope", "shape", "users",
                  "value", "weight")
 
     def __init__(self, described):
         get = described.get
         self.id, self.op = described["id"], described["op"]
+        self.inplace = self.op.startswith("Inplace")
+        if self.inplace:        # x += y, read as what it computes; Graph.rewritten sees to the rest
+            self.op = self.op[len("Inplace"):]
         self.attrs, self.scope, self.line = get("attrs") or {}, get("scope") or "", get("line") or ""
         shape, dtype = get("shape"), get("dtype")
         self.shape = tuple(shape) if isinstance(shape, list) and not isinstance(dtype, list) else shape
@@ -100,12 +103,17 @@ class Graph:
 
     @functools.cached_property
     def rewritten(self) -> set:
-        """Roots of the memory that some operation writes in place; what is loaded from there may change."""
-        found = set()
+        """Roots of the memory that some operation writes in place; what is loaded from there may change.
+
+        Left out is memory of which the writer is the only reader: there the writer is as good as any other operation.
+        """
+        writers = {}
         for node in self.nodes:
             if node.attrs.get("side_effect_mem") and node.op not in VIEWS_WITH_STATE and node.inputs:
-                found.add(_root(node.inputs[0]))
-        return found
+                writers.setdefault(_root(node.inputs[0]), []).append(node)
+        return {root for root, nodes in writers.items() if len(nodes) > 1 or not nodes[0].inplace
+                or root.op == "Parameter" or nodes[0].inputs[0] is not root
+                or any(user is not nodes[0] and user.op != "UpdateState" for user, _ in root.users)}
 
     def loads(self, node) -> bool:
         """Whether `node` only reads what its first input computed."""

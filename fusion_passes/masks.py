@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .reasons import Refusal
-from .scores import Scores, Term
+from .scores import Scores, Step, Term
 
 # A constant mask of a finite number counts as "never" from here on: beside a score above it by 104 or more, its weight
 # is exactly 0 in float32, and scores of 1e8 have a step of 8 there. -1e4 is not enough, and stays arithmetic.
@@ -40,11 +40,16 @@ class Masking:
         return " + ".join(words) or "none"
 
 
-def settle(scores: Scores) -> Masking:
-    """Decides on every mask and bias of `scores`."""
+def settle(scores: Scores, zeroed: Step | None = None) -> Masking:
+    """Decides on every mask and bias of `scores`; `zeroed` is a mask that is also put to 0 after the softmax."""
     queries, keys = scores.product.node.shape[-2:]
     found = Masking(masks=[t for t in scores.masks if not _never_masks(t)],
                     biases=[t for t in scores.biases if t.const is None or t.const.any()])
+    for term in found.masks:
+        if term.step is zeroed:     # then a row without keys is 0, as the kernel has it for -inf
+            if term.value > _NEVER[term.step.node.dtype]:
+                raise Refusal("probs_modified", op="a mask")
+            term.value = -math.inf
     for term in list(found.masks) + list(found.biases):
         masked, fill = _as_mask(term, term in found.masks)
         if masked is None or not _alone(term, fill, found):

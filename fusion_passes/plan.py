@@ -6,7 +6,7 @@ import logging
 from dataclasses import asdict, dataclass
 
 from . import fused as build
-from .backward import BackwardProof
+from .backward import SHAPE_ONLY, BackwardProof
 from .dropout import seed
 from .forward import ORDERING, ForwardGrammar, where
 from .ir import FLOATS, VIEWS_WITH_STATE, Graph
@@ -14,7 +14,7 @@ from .masks import settle
 from .reasons import Refusal
 
 _log = logging.getLogger("ms_flash.fusion")
-_HANDS_ON = ("Cast", "TupleGetItem", "MakeTuple")     # ops that may die with what they read
+_HANDS_ON = ("Cast", "TupleGetItem", "MakeTuple", *SHAPE_ONLY)     # ops that may die with what they read
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Planner:
         if forward.output is None:
             raise Refusal("not_attention", detail="its result is not multiplied by values")
         self._check(forward)
-        masking = settle(forward.scores)
+        masking = settle(forward.scores, forward.zeroed)
         backward = BackwardProof(self.grammar, forward).run()
         best = self._best(forward, backward, masking, softmax)
         Removal(self.grammar, best).run()
@@ -138,7 +138,7 @@ class Removal:
     def __init__(self, grammar, made):
         self.graph, self.views, self.made = grammar.graph, grammar.views, made
         forward, backward = made.forward, made.backward
-        self.inner = set(forward.inner) | (set(backward.inner) | set(backward.leaves) if backward else set())
+        self.inner = set(forward.inner) | made.passed | (set(backward.inner) | set(backward.leaves) if backward else set())
         self._dead = {}
 
     def run(self):
