@@ -4,17 +4,19 @@
 #pragma once
 #include <cstdint>
 
+#include "common/inline.h"
+
 namespace msf {
 
 struct PhiloxKey {
   uint32_t k0, k1, offset;
-  PhiloxKey(uint64_t seed, uint64_t off)
+  MSF_ALWAYS_INLINE PhiloxKey(uint64_t seed, uint64_t off)
       : k0(uint32_t(seed)), k1(uint32_t(seed >> 32) + uint32_t(off >> 32)), offset(uint32_t(off)) {}
 };
 
 // U is uint32_t or a vector of them; mul(a, m, &hi) returns the low half of a * m.
 template <class U, class Mul>
-__attribute__((always_inline)) inline void philox4x32_10(U (&c)[4], uint32_t k0, uint32_t k1, Mul mul) {
+MSF_ALWAYS_INLINE inline void philox4x32_10(U (&c)[4], uint32_t k0, uint32_t k1, Mul mul) {
   for (int round = 0; round < 10; ++round) {
     U h0, h1;
     U l0 = mul(c[0], 0xD2511F53u, &h0), l1 = mul(c[2], 0xCD9E8D57u, &h1);
@@ -28,6 +30,6 @@ __attribute__((always_inline)) inline void philox4x32_10(U (&c)[4], uint32_t k0,
 }
 
 // A key is kept iff its 32-bit number reaches this.
-__attribute__((always_inline)) inline uint32_t drop_threshold(double p) { return uint32_t(p * 4294967296.0); }
+MSF_ALWAYS_INLINE inline uint32_t drop_threshold(double p) { return uint32_t(p * 4294967296.0); }
 
 }  // namespace msf

@@ -1,0 +1,114 @@
+"""`onnx_export/gpu/flash_attention.cu` compiled for the host over `host_shim.h`, called with NumPy arrays."""
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+SOURCE = ROOT / "onnx_export" / "gpu" / "flash_attention.cu"
+TYPES = {np.dtype(np.float32): 1, np.dtype(np.float16): 2, np.dtype(ml_dtypes.bfloat16): 3, np.dtype(bool): 4}
+
+
+class Call(ctypes.Structure):
+    """MsFlashCudaCall of onnx_export/gpu/flash_attention.h"""
+
+    _fields_ = [*((name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "q_len", "k_len", "d", "dv")),
+                ("type", ctypes.c_int32), *((name, ctypes.c_void_p) for name in "qkv"),
+                ("mask_type", ctypes.c_int32), ("mask", ctypes.c_void_p), ("mask_strides", ctypes.c_int64 * 4),
+                ("scale", ctypes.c_double), ("softcap", ctypes.c_double), ("left", ctypes.c_int64),
+                ("right", ctypes.c_int64), ("bottom_right", ctypes.c_int32), ("dropout", ctypes.c_double),
+                ("seed", ctypes.c_uint64), ("offset", ctypes.c_uint64),
+                *((name, ctypes.c_void_p) for name in ("out", "lse", "row_max", "row_sum", "dout", "dlse", "delta", "dq",
+                                                       "dk", "dv_"))]
+
+
+def build(folder, source=SOURCE):
+    """Compiles a .cu over the shim; the path of the library."""
+    target = Path(folder) / f"lib{source.stem}.so"
+    subprocess.run([os.environ.get("CXX") or shutil.which("g++"), "-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-Wall",
+                    "-Wextra", "-Wno-unknown-pragmas", "-I", ROOT / "op_impl", "-I", ROOT / "onnx_export", "-I", HERE,
+                    "-o", target, "-x", "c++", source, HERE / "host_shim.cpp"], check=True)
+    return target
+
+
+@functools.lru_cache(None)
+def library():
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = ctypes.CDLL(str(build(folder)))
+    for name in ("msflash_cuda_forward", "msflash_cuda_backward"):
+        getattr(loaded, name).restype = ctypes.c_char_p
+    loaded.shim_barriers_seen.restype = ctypes.c_long
+    return loaded
+
+
+class Buffers:
+    """The arrays of one call, known to the shim as all the memory that there is."""
+
+    def __init__(self):
+        self.call, self.kept = Call(), []
+        library().shim_forget_buffers()
+
+    def give(self, name, x, writable=False):
+        x = np.ascontiguousarray(x)
+        library().shim_buffer(ctypes.c_void_p(x.ctypes.data), ctypes.c_size_t(x.nbytes), int(writable))
+        setattr(self.call, name, x.ctypes.data)
+        self.kept.append(x)
+        return x
+
+    def result(self, name, shape, dtype):
+        return self.give(name, np.full(shape, np.nan, dtype), True)
+
+
+def run(function, call):
+    reason = getattr(library(), function)(ctypes.byref(call), None)
+    if reason:
+        raise RuntimeError(reason.decode())
+
+
+def attention(call, dout=None, dlse=None, statistics=True):
+    """A call in the words of `ms_flash/reference.py` -> dict of out, lse and, with dout, of dq, dk, dv."""
+    q, k, v = call["q"], call["k"], call["v"]
+    batch, heads, q_len, d = q.shape
+    buffers = Buffers()
+    c = buffers.call
+    c.batch, c.heads, c.q_len, c.d, c.kv_heads, c.k_len, c.dv = batch, heads, q_len, d, *k.shape[1:3], v.shape[3]
+    c.type = TYPES[q.dtype]
+    for name in "qkv":
+        buffers.give(name, call[name])
+    mask = call.get("bias")
+    if call.get("attn_mask") is not None:
+        mask = ~call["attn_mask"] if mask is None else np.where(call["attn_mask"], np.array(-np.inf, mask.dtype), mask)
+    if mask is not None:
+        mask = buffers.give("mask", mask.reshape((1,) * (4 - mask.ndim) + mask.shape))
+        c.mask_type = TYPES[mask.dtype]
+        c.mask_strides[:] = [0 if length == 1 else step // mask.itemsize
+                             for length, step in zip(mask.shape, mask.strides)]
+    c.scale = d ** -0.5 if call.get("scale") is None else call["scale"]
+    c.softcap, c.left, c.right = call.get("softcap", 0.0), call.get("left", -1), call.get("right", -1)
+    c.bottom_right = call.get("align") != "top_left"
+    c.dropout, c.seed, c.offset = call.get("dropout_p", 0.0), call.get("seed", 0), call.get("offset", 0)
+    rows = (batch, heads, q_len)
+    got = {"out": buffers.result("out", (*rows, v.shape[3]), q.dtype)}
+    if statistics:
+        got["lse"] = buffers.result("lse", rows, np.float32)
+    if dout is not None:
+        for name in ("row_max", "row_sum", "delta"):
+            buffers.result(name, rows, np.float32)
+    run("msflash_cuda_forward", c)
+    if dout is not None:
+        buffers.give("dout", dout)
+        if dlse is not None:
+            buffers.give("dlse", dlse)
+        for name, x in (("dq", q), ("dk", k), ("dv", v)):
+            got[name] = buffers.result("dv_" if name == "dv" else name, x.shape, x.dtype)
+        run("msflash_cuda_backward", c)
+    return got
