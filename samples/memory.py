@@ -53,15 +53,24 @@ def _attention_step(attention: str, args) -> float:
     from gpt import HEAD_DIM, make_attention
     from trainer import DTYPES
 
+    import ms_flash
+
     ms.set_context(mode=ms.GRAPH_MODE)
+    if attention == "fused":
+        ms_flash.fuse(strict=True)
     rng = np.random.default_rng(0)
 
     def run(length):
         cell = make_attention(attention, length, DTYPES[args.dtype])
         shape = (1, ATTENTION_HEADS, length, HEAD_DIM)
         qkv = [ms.Tensor(rng.standard_normal(shape, np.float32)).astype(DTYPES[args.dtype]) for _ in range(3)]
-        step = ms.grad(cell, (0, 1, 2))
-        return lambda: [grad.asnumpy() for grad in step(*qkv)]
+        step = ms.value_and_grad(cell, (0, 1, 2))
+
+        def values():
+            value, grads = step(*qkv)
+            return [x.asnumpy() for x in (value, *grads)]
+
+        return values
 
     return _growth(run(16), run(args.context))
 

@@ -11,15 +11,16 @@ from gpt import ATTENTIONS
 from matplotlib.ticker import FuncFormatter, NullLocator
 from memory import ATTENTION_HEADS, expected
 
-COLOURS = {"naive": "#c44e52", "flash": "#2a6fb0"}
+COLOURS = {"naive": "#c44e52", "fused": "#dd8452", "flash": "#2a6fb0"}
 STYLE = {"font.size": 11, "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True, "axes.spines.top": False,
          "axes.spines.right": False, "legend.frameon": False, "savefig.dpi": 150}
 
 
 def plot_losses(losses: dict[str, list[float]], bound: float | None, subtitle: str, path: Path) -> None:
-    """`losses`: attention -> loss of each step; with two of them, their difference goes below, with its bound."""
+    """`losses`: attention -> loss of each step; how far they are from naive goes below, with its bound."""
     with plt.rc_context(STYLE):
-        both = len(losses) == 2
+        others = [attention for attention in losses if attention != "naive"]
+        both = len(losses) > len(others) > 0
         figure, axes = plt.subplots(2 if both else 1, 1, figsize=(8, 6.2 if both else 4.5), sharex=True, squeeze=False,
                                     layout="constrained", height_ratios=[2.4, 1] if both else None)
         top = axes[0, 0]
@@ -33,11 +34,12 @@ def plot_losses(losses: dict[str, list[float]], bound: float | None, subtitle: s
         top.legend()
         if both:
             bottom = axes[1, 0]
-            gaps = [max(abs(a - b), 1e-8) for a, b in zip(*losses.values())]
-            bottom.semilogy(range(1, len(gaps) + 1), gaps, color="#444444", linewidth=1.2,
-                            label="difference (0 drawn as 1e-8)")
+            for other in others:
+                gaps = [max(abs(a - b), 1e-8) for a, b in zip(losses["naive"], losses[other])]
+                bottom.semilogy(range(1, len(gaps) + 1), gaps, color=COLOURS[other], linewidth=1.2,
+                                label=f"{ATTENTIONS[other]} (0 drawn as 1e-8)")
             bottom.axhline(bound, color="#888888", linestyle="--", linewidth=1, label=f"bound {bound:g}")
-            bottom.set_ylabel("|difference|")
+            bottom.set_ylabel("|difference to naive|")
             bottom.set_ylim(5e-9, 5 * bound)
             bottom.legend(fontsize=9, loc=(0.01, 0.42))
         axes[-1, 0].set_xlabel("step")

@@ -1,7 +1,8 @@
-"""Trains a small GPT on the Python language reference, with naive attention and with ms_flash, side by side.
+"""Trains a small GPT on the Python language reference three times, side by side: with naive attention, with the same
+code fused by ms_flash, and with ms_flash called in the model.
 
-    python samples/train_gpt.py                       both, compared: losses, step time, memory, plots
-    python samples/train_gpt.py --attention flash     one of them alone
+    python samples/train_gpt.py                       all three, compared: losses, step time, memory, plots
+    python samples/train_gpt.py --attention fused     one of them alone
 """
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ SWEEP_BUDGET = 3 * 1024.0  # MiB
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--attention", choices=["naive", "flash", "both"], default="both")
+    add("--attention", choices=[*ATTENTIONS, "all"], default="all")
     add("--steps", type=int, default=80, help="training steps of each run (default %(default)s)")
     add("--context", type=int, default=1024, help="characters per sequence (default %(default)s)")
     add("--layers", type=int, default=4, help="transformer blocks (default %(default)s)")
@@ -68,7 +69,7 @@ def train(text: Text, kinds: list[str], args) -> tuple[dict[str, Trainer], dict[
     rng = np.random.default_rng(args.seed)
     show_every = max(args.steps // 10, 1)
     print("  ".join(["  step", *(f"{kind + ' loss':>12}" for kind in kinds), *(f"{kind + ' ms':>10}" for kind in kinds),
-                     *(["difference"] if len(kinds) == 2 else [])]))
+                     *(f"{kind + ' - naive':>13}" for kind in others(losses))]))
     with tqdm(total=args.steps, unit="step", desc="compiling", dynamic_ncols=True) as bar:
         for step in range(1, args.steps + 1):
             ids, targets = text.batch(rng, args.batch, args.context)
@@ -80,13 +81,19 @@ def train(text: Text, kinds: list[str], args) -> tuple[dict[str, Trainer], dict[
             if step == 1 or step % show_every == 0:
                 row = [f"{step:6}", *(f"{losses[kind][-1]:12.4f}" for kind in kinds),
                        *(f"{1e3 * seconds[kind][-1]:10.0f}" for kind in kinds)]
-                if len(kinds) == 2:
-                    row.append(f"{losses['flash'][-1] - losses['naive'][-1]:+10.1e}")
+                row += [f"{losses[kind][-1] - losses['naive'][-1]:+13.1e}" for kind in others(losses)]
+                if step == 1 and "fused" in trainers:
+                    bar.write(f"{trainers['fused'].report}\n")
                 bar.write("  ".join(row))
             bar.set_description("training")
             bar.set_postfix_str("loss " + " | ".join(f"{kind} {losses[kind][-1]:.3f}" for kind in kinds))
             bar.update()
     return trainers, losses, seconds
+
+
+def others(by_kind: dict) -> list[str]:
+    """What is compared with naive attention: everything else, if that is there."""
+    return [kind for kind in by_kind if kind != "naive"] if "naive" in by_kind else []
 
 
 def spread(values: list[float], digits: str, unit: str) -> str:
@@ -108,9 +115,9 @@ def report_time(seconds: dict[str, list[float]]) -> None:
     print("\nStep time, median (quartiles)")
     for kind, values in timed.items():
         print(f"  {ATTENTIONS[kind]:22} {spread([1e3 * value for value in values], '.0f', 'ms')}")
-    if len(timed) == 2:
-        ratios = [naive / flash for naive, flash in zip(timed["naive"], timed["flash"])]
-        print(f"  {'naive / ms_flash':22} {spread(ratios, '.2f', '')}")
+    for kind in others(timed):
+        ratios = [naive / other for naive, other in zip(timed["naive"], timed[kind])]
+        print(f"  {'naive / ' + kind:22} {spread(ratios, '.2f', '')}")
 
 
 def report_memory(kinds: list[str], args) -> dict[str, dict[int, float]]:
@@ -126,26 +133,29 @@ def report_memory(kinds: list[str], args) -> dict[str, dict[int, float]]:
     for kind, (training, grown) in measured.items():
         points = "".join(f"   {length}: {mib:.0f}" for length, mib in grown.items())
         print(f"  {ATTENTIONS[kind]:22} {training:.0f} MiB{points and '     attention' + points}")
-    if len(kinds) == 2:
-        (naive, naive_grown), (flash, flash_grown) = measured["naive"], measured["flash"]
-        points = "".join(f"   {length}: {naive_grown[length] / flash_grown[length]:.0f}" for length in naive_grown)
-        print(f"  {'naive / ms_flash':22} {naive / flash:.1f}{points and '         attention' + points}")
+    for kind in others(measured):
+        (naive, naive_grown), (other, other_grown) = measured["naive"], measured[kind]
+        points = "".join(f"   {length}: {naive_grown[length] / other_grown[length]:.0f}" for length in naive_grown)
+        print(f"  {'naive / ' + kind:22} {naive / other:.1f}{points and '         attention' + points}")
     return {kind: grown for kind, (_, grown) in measured.items()}
 
 
 def losses_agree(losses: dict[str, list[float]], bound: float) -> bool:
-    gaps = [abs(naive - flash) for naive, flash in zip(losses["naive"], losses["flash"])]
-    worst = max(range(len(gaps)), key=lambda i: gaps[i] if gaps[i] == gaps[i] else float("inf"))
-    agree = gaps[worst] <= bound  # False for NaN
-    print(f"\nLargest difference of the losses: {gaps[worst]:.1e} at step {worst + 1}, bound {bound:g}: "
-          f"{'they agree' if agree else 'THEY DISAGREE'}")
-    return agree
+    print()
+    verdicts = []
+    for kind in others(losses):
+        gaps = [abs(naive - other) for naive, other in zip(losses["naive"], losses[kind])]
+        worst = max(range(len(gaps)), key=lambda i: gaps[i] if gaps[i] == gaps[i] else float("inf"))
+        verdicts.append(gaps[worst] <= bound)  # False for NaN
+        print(f"Largest difference of the losses, naive and {kind}: {gaps[worst]:.1e} at step {worst + 1}, "
+              f"bound {bound:g}: {'they agree' if verdicts[-1] else 'THEY DISAGREE'}")
+    return all(verdicts)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_options(argv)
     ms.set_context(mode=ms.GRAPH_MODE)
-    kinds = ["naive", "flash"] if args.attention == "both" else [args.attention]
+    kinds = list(ATTENTIONS) if args.attention == "all" else [args.attention]
     text = Text()
     print(f"GPT of {args.layers} layers, width {args.dim}, context {args.context}; {args.batch} sequences per step; "
           f"attention in {args.dtype}; text of {len(text.ids):,} characters, {len(text.vocabulary)} of them distinct")

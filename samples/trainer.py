@@ -1,6 +1,7 @@
 """The text, the optimiser and one compiled training step."""
 from __future__ import annotations
 
+import contextlib
 import math
 from pydoc_data.topics import topics
 
@@ -9,6 +10,8 @@ import numpy as np
 from gpt import GPT, NextTokenLoss
 from mindspore import Tensor, nn, ops
 from mindspore.amp import StaticLossScaler
+
+import ms_flash
 
 DTYPES = {"float32": ms.float32, "float16": ms.float16, "bfloat16": ms.bfloat16}
 
@@ -68,10 +71,15 @@ class Trainer:
             return scaler.unscale(loss)
 
         self._step = step
+        self.report = None      # of the fusion
+        self._fusion = ms_flash.fusion if attention == "fused" else contextlib.nullcontext
 
     def step(self, ids: Tensor, targets: Tensor) -> float:
         """Trains on one batch and returns its loss in nats per character."""
-        return float(self._step(ids, targets).asnumpy())
+        with self._fusion() as report:
+            loss = self._step(ids, targets)
+        self.report = self.report or report
+        return float(loss.asnumpy())
 
 
 def generate(net: GPT, text: Text, prompt: str, count: int, temperature: float = 0.7, seed: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""The GPT sample: it runs from the command line, its two attentions agree, and `build` feeds the other tools."""
+"""The GPT sample: it runs from the command line, its attentions agree, and `build` feeds the other tools."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ def run(*options, cwd):
                           capture_output=True, timeout=300)
 
 
-def test_three_steps_of_both_attentions_agree(tmp_path):
+def test_three_steps_of_all_attentions_agree(tmp_path):
     done = run("--no-memory", "--out", "plots", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "naive loss" in done.stdout and "flash loss" in done.stdout and "naive / ms_flash" in done.stdout
-    assert "they agree" in done.stdout
+    assert "naive / fused" in done.stdout and "naive / flash" in done.stdout
+    assert "1 of 1 attention sites fused" in done.stdout and "causal" in done.stdout
+    assert done.stdout.count("they agree") == 2
     assert (tmp_path / "plots" / "losses.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -48,6 +49,7 @@ def test_losses_apart_or_nan_make_the_command_fail(sample, capsys):
     assert sample.losses_agree({"naive": [2.0, 1.0], "flash": [2.0, 1.0005]}, 1e-3)
     assert not sample.losses_agree({"naive": [2.0, 1.0], "flash": [2.0, 1.1]}, 1e-3)
     assert not sample.losses_agree({"naive": [2.0, 1.0], "flash": [float("nan"), 1.0]}, 1e-3)
+    assert not sample.losses_agree({"naive": [2.0, 1.0], "fused": [2.1, 1.0], "flash": [2.0, 1.0]}, 1e-3)
     assert "nan at step 1" in capsys.readouterr().out
 
 
