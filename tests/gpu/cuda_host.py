@@ -4,7 +4,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -27,16 +26,16 @@ class Call(ctypes.Structure):
                 ("scale", ctypes.c_double), ("softcap", ctypes.c_double), ("left", ctypes.c_int64),
                 ("right", ctypes.c_int64), ("bottom_right", ctypes.c_int32), ("dropout", ctypes.c_double),
                 ("seed", ctypes.c_uint64), ("offset", ctypes.c_uint64),
-                *((name, ctypes.c_void_p) for name in ("out", "lse", "row_max", "row_sum", "dout", "dlse", "delta", "dq",
-                                                       "dk", "dv_"))]
+                *((name, ctypes.c_void_p) for name in ("out", "lse", "row_max", "row_sum", "dout", "dlse", "delta",
+                                                       "dq", "dk", "dv_"))]
 
 
 def build(folder, source=SOURCE):
     """Compiles a .cu over the shim; the path of the library."""
     target = Path(folder) / f"lib{source.stem}.so"
-    subprocess.run([os.environ.get("CXX") or shutil.which("g++"), "-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-Wall",
-                    "-Wextra", "-Wno-unknown-pragmas", "-I", ROOT / "op_impl", "-I", ROOT / "onnx_export", "-I", HERE,
-                    "-o", target, "-x", "c++", source, HERE / "host_shim.cpp"], check=True)
+    include = [f"-I{folder}" for folder in (ROOT / "op_impl", ROOT / "onnx_export", HERE)]
+    subprocess.run([os.environ.get("CXX") or "g++", "-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-Wall", "-Wextra",
+                    *include, "-o", target, "-x", "c++", source, HERE / "host_shim.cpp"], check=True)
     return target
 
 
