@@ -237,8 +237,10 @@ class BackwardProof:
         return bool(users) and all(user.op in PRODUCTS or self._is_view_for_products(user, node) for user, _ in users)
 
     def _product_leaves(self, node, gradient, state):
-        return all([self._product_leaf(at, self.views.of(gradient).base, state)
-                    for at in ([node] if node.op in PRODUCTS else self._products({node}))])
+        known = True
+        for at in [node] if node.op in PRODUCTS else self._products({node}):
+            known = self._product_leaf(at, self.views.of(gradient).base, state) and known
+        return known
 
     def _product_leaf(self, node, gradient, state):
         if node in self.found.leaves:

@@ -15,7 +15,7 @@ def seed(emit: Emitter) -> Ref:
     """(seed, offset) as an int64 Tensor; repeatable after ``mindspore.set_seed``, and different for every site."""
     chosen = get_seed()
     first = int.from_bytes(os.urandom(4), "little") >> 1 if chosen is None else chosen % _HIGHEST
-    drawn = emit.custom(ops.UniformInt(first, _site_number(emit)), [
+    drawn = emit.custom(lambda: ops.UniformInt(first, _site_number(emit)), [
         Ref({"const": [2]}, (), ""), _bound(0), _bound(_HIGHEST)], [((2,), "int32")])[0]
     return emit.cast(drawn, "int64")
 

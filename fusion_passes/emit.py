@@ -28,6 +28,13 @@ class Emitter:
         self.new = []
         self.transposes = 0         # copies, by which layouts are compared
 
+    def finish(self) -> list[dict]:
+        """The new nodes, for the bridge."""
+        for node in self.new:
+            if callable(node.get("prim")):
+                node["prim"] = self.handle(node["prim"]())
+        return self.new
+
     def ref(self, node: Node) -> Ref:
         """A node of the old graph."""
         return Ref(node.id, node.shape, node.dtype)
@@ -44,14 +51,14 @@ class Emitter:
         extra = {"attrs": attrs} if attrs else {}
         return Ref(self._add(inputs, list(shape), dtype, op=op, **extra), tuple(shape), dtype)
 
-    def custom(self, primitive, inputs, results) -> list[Ref]:
-        """An op given as a Python primitive, with several results of (shape, dtype)."""
+    def custom(self, make, inputs, results) -> list[Ref]:
+        """An op whose Python primitive `make` returns when the plan is settled, with results of (shape, dtype)."""
         inputs = [{"none": True} if x is None else x.operand for x in inputs]
         shapes, dtypes = [list(s) for s, _ in results], [d for _, d in results]
         if len(results) == 1:
-            name = self._add(inputs, shapes[0], dtypes[0], prim=self.handle(primitive))
+            name = self._add(inputs, shapes[0], dtypes[0], prim=make)
             return [Ref(name, tuple(shapes[0]), dtypes[0])]
-        name = self._add(inputs, shapes, dtypes, prim=self.handle(primitive))
+        name = self._add(inputs, shapes, dtypes, prim=make)
         return [Ref({"item": [name, i]}, tuple(s), d) for i, (s, d) in enumerate(results)]
 
     def together(self, refs) -> object:

@@ -79,6 +79,19 @@ class ForwardGrammar:
         if not isinstance(axis, int) or axis % max(rank, 1) != rank - 1:
             raise Refusal("softmax_axis", axis=axis, shape=softmax.shape)
 
+    def constant_factor(self, node: Node):
+        """(what `node` multiplies by a constant number, the number), or (None, 1)."""
+        try:
+            if node.op in ("Mul", "Muls"):
+                for source, other in (node.inputs[:2], node.inputs[1::-1]):
+                    if source.static and source.shape == node.shape and self.constants.known(other):
+                        return source, self.constants.number(other)
+            elif node.op in ("Div", "Divs", "RealDiv") and node.inputs[0].shape == node.shape:
+                return node.inputs[0], 1 / self.constants.number(node.inputs[1])
+        except (Unknown, ZeroDivisionError):
+            pass
+        return None, 1.0
+
     # --- down the graph ---
 
     def _descend(self, found):

@@ -12,7 +12,7 @@ from .forward import ORDERING, where
 from .ir import FLOATS, Unknown
 from .masks import Masking
 from .reasons import Refusal
-from .views import contiguous, identity, merged
+from .views import contiguous, cut, identity, merged, paired, refine, scattered
 
 # The order in memory of (batch, heads, length, head_dim) in the layouts that the op takes.
 LAYOUTS = {"BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3), "SBH": (2, 0, 1, 3)}
@@ -45,13 +45,15 @@ def geometries(forward) -> list[Geometry]:
     """The ways to read the batch of the products as batch and heads, those with shared key heads first."""
     views = forward.query, forward.key, forward.value
     total = math.prod(forward.query.shape[:-2])
-    counts = {1, total}
-    for view in views:
-        size = 1
-        for dim in reversed(view.dims[:-2]):
-            for atom, _ in reversed(dim):
-                size *= atom
-                counts.add(size)
+    shape, counts, size = forward.scores.product.node.shape, set(), 1
+    for dim, atoms in zip(reversed(shape[:-2]), reversed(forward.query.dims[:-2])):
+        before = size
+        for atom, _ in reversed(atoms):
+            size *= atom
+            counts.add(size)
+        size = before * dim
+        counts.add(size)
+    counts = counts - {1, total} or {1, total}      # all heads or none only where there is no other way
     found = []
     for heads in sorted(counts):
         if total % heads:
@@ -80,23 +82,26 @@ class Fused:
     """Builds one site in one layout and geometry."""
 
     def __init__(self, grammar, forward, backward, masking: Masking, geometry, layout, options, prefix, like):
-        self.graph, self.views = grammar.graph, grammar.views
+        self.grammar, self.graph, self.views = grammar, grammar.graph, grammar.views
         self.forward, self.backward, self.masking = forward, backward, masking
-        self.geometry, self.layout, self.options = geometry, layout, options
+        self.geometry, self.options = geometry, options
+        self.packed = layout == "packed"
+        self.layout = "BSND" if self.packed else layout
+        self.factors = {}   # of query and key that the op takes into its scale
         self.emit = Emitter(prefix, like, options["handle"])
         self.replace, self.order = [], []
         self.copies = 0     # transposes around the op, old and new, by which layouts are compared
-        self.follow = layout != "BNSD" or options["level"] != "core"    # replace what lies behind transposes
+        self.follow = options["level"] != "core"    # replace what lies behind transposes
         self.replaced, self.passed = set(), set()
 
     def build(self):
         """Fills `replace`, `order` and the emitter; raises Refusal or NotShared."""
-        tensors = {name: self._operand(name) for name in ("query", "key", "value")}
+        tensors = self._tensors()
         slots = dict(tensors, attn_mask=self._mask(), bias=self._bias(), seed=self._seed())
         inputs = [slots.get(name) for name in SLOTS]
         self.spec = self._spec(inputs)
         backend = backends.select("fuse", self.options.get("backend"))
-        out, _, row_max, row_sum = self.emit.custom(backend.forward(self.spec), inputs, [
+        out, _, row_max, row_sum = self.emit.custom(lambda: backend.forward(self.spec), inputs, [
             (self.spec.out_shape, self.spec.dtype)] + [(self.spec.lse_shape, "float32")] * 3)
         self.out = out
         if self.forward.output is not None:
@@ -105,15 +110,18 @@ class Fused:
         if self.backward is not None:
             grad = self._grad()
             inputs = inputs + [out, row_max, row_sum, grad, None]
-            results = [(x.shape, x.dtype) for x in tensors.values()] + [((1,), "float32")]
-            dq, dk, dv, _ = self.emit.custom(backend.backward(self.spec), inputs, results)
+            results = [((1,), out.dtype) if x is None else (x.shape, x.dtype) for x in tensors.values()]
+            dq, dk, dv, _ = self.emit.custom(lambda: backend.backward(self.spec), inputs, results + [((1,), "float32")])
             self.gradient = dq
-            for name, leaf, grad in (("query", self.backward.query, dq), ("key", self.backward.key, dk),
-                                     ("value", self.backward.value, dv)):
-                if leaf is not None:
-                    self._put(leaf.node, leaf.flipped, name, grad)
+            leaves = {"query": self.backward.query, "key": self.backward.key, "value": self.backward.value}
+            if self.packed:
+                self._put_packed(leaves, dq)
+            else:
+                for (name, leaf), grad in zip(leaves.items(), (dq, dk, dv)):
+                    if leaf is not None:
+                        self._put(leaf.node, leaf.flipped, name, grad)
             if self.backward.biases:
-                dbias, = self.emit.custom(backend.bias_grad(self.spec), inputs, [(slots["bias"].shape,
+                dbias, = self.emit.custom(lambda: backend.bias_grad(self.spec), inputs, [(slots["bias"].shape,
                                                                                   slots["bias"].dtype)])
                 self._put_biases(dbias)
         return self
@@ -123,8 +131,8 @@ class Fused:
     def _spec(self, inputs):
         masking, forward = self.masking, self.forward
         args = tuple(None if x is None else Arg(x.shape, x.dtype) for x in inputs)
-        geometry = self.geometry
-        given = {"dropout_p": 1 - forward.keep_prob, "softmax_scale": float(forward.scores.scale), "causal": False,
+        geometry, scale = self.geometry, forward.scores.scale * math.prod(self.factors.values())
+        given = {"dropout_p": 1 - forward.keep_prob, "softmax_scale": float(scale), "causal": False,
                  "softcap": float(forward.scores.softcap), "layout": self.layout, "causal_align": masking.align,
                  "training": True, "deterministic": True, "precision_mode": "default", "block_m": None,
                  "block_n": None, "num_heads": geometry.heads, "num_kv_heads": geometry.kv_heads,
@@ -135,41 +143,54 @@ class Fused:
         except (TypeError, ValueError) as error:
             raise Refusal("shape", detail=str(error)) from error
 
-    def _operand(self, name):
+    def _tensors(self):
+        """query, key and value in the layout, or all three as one packed query."""
+        if self.packed:
+            packed = self._packed_operand()
+            return {"query": packed, "key": None, "value": None}
+        return {name: self._operand(name) for name in ("query", "key", "value")}
+
+    def _side(self, name):
+        """(operand, whether it is used transposed) of a product."""
         product, side = {"query": (self.forward.scores.product, 0), "key": (self.forward.scores.product, 1),
                          "value": (self.forward.output, 1)}[name]
-        view = getattr(self.forward, name)
-        flipped = product.flipped[side] != (name == "key")
-        return self._laid_out(name, product.operands[side], flipped, product.batch, view.shape[-2:])
+        return product.operands[side], product.flipped[side] != (name == "key"), product.batch
 
-    def _grad(self):
-        """The gradient of the output, from the node where it is nearest to the layout."""
-        view = self.backward.grad
-        before = self.emit.transposes
-        shape = self.geometry.dims("out")
-        atoms = self._ordered(view.regrouped(shape).dims)
-        ref = self.emit.ref(view.base)
-        made = None if view.offset else self.emit.arrange(ref, self._atoms(view.base), atoms, self._shape("out"))
-        if made is None:
-            raise Refusal("shape", detail="the gradient of the output is part of a larger tensor")
-        self.copies += self.emit.transposes - before
-        return made
+    def _paths(self, operand, scales):
+        """Nodes from which `operand` comes by views, one cast and constant factors: (source, nodes between, factor)."""
+        at, path, factor, cast = operand, (), 1.0, False
+        while True:
+            yield at, path, factor
+            source = self.views.source(at)
+            if source is None and self.follow and at.op == "Cast" and not cast and at.inputs[0].dtype in FLOATS:
+                source, cast = at.inputs[0], True
+            elif source is None and self.follow and scales:
+                source, number = self.grammar.constant_factor(at)
+                factor *= number
+            if source is None:
+                return
+            at, path = source, (at, *path)
 
-    @staticmethod
-    def _atoms(node):
-        return [atom for dim in contiguous(node.shape) for atom in dim]
+    def _view(self, source, path, flipped, batch, matrix):
+        """What the end of `path` is of `source`, as (batch, heads, length, head_dim)."""
+        view = identity(source)
+        for node in path:
+            if self.views.source(node) is not None:
+                view = self.views.after(node, view)
+            if view is None:
+                return None
+        view = (view.swapped() if flipped else view).broadcast(batch + matrix)
+        return view and view.regrouped((self.geometry.batch, self.geometry.heads) + matrix)
 
-    def _laid_out(self, name, operand, flipped, batch, matrix):
-        """`operand` of a product in the layout, from the earliest node from which that takes the fewest copies."""
+    def _operand(self, name):
+        """An operand in the layout, from the earliest node from which that takes the fewest copies."""
+        operand, flipped, batch = self._side(name)
+        matrix = getattr(self.forward, name).shape[-2:]
         best = None
         shared = self.geometry.dims(name)[1] != self.geometry.heads
-        for source in self.views.chain(operand):
-            view = self.views.relative(operand, source)
+        for source, path, factor in self._paths(operand, name != "value"):
+            view = self._view(source, path, flipped, batch, matrix)
             if view is None or view.offset:
-                continue
-            view = (view.swapped() if flipped else view).broadcast(batch + matrix)
-            view = view and view.regrouped((self.geometry.batch, self.geometry.heads) + matrix)
-            if view is None:
                 continue
             dims = view.dims
             if shared:
@@ -181,18 +202,96 @@ class Fused:
             if trial.arrange(trial.ref(source), self._atoms(source), atoms, self._shape(name)) is None:
                 continue
             cost = trial.transposes + sum(self._copies(node) for node in self.views.chain(source))
-            if best is None or cost < best[0] or (self.follow and cost == best[0]):
-                best = cost, source, atoms
+            if best is None or cost < best[0] or (self.follow and cost == best[0] and factor == best[3]):
+                best = cost, source, atoms, factor
         if best is None:
             raise Refusal("shape", detail=f"the {name} cannot be laid out")
+        cost, source, atoms, factor = best
+        self.copies += cost
+        self.factors[name] = factor
+        ref = self.emit.cast(self.emit.ref(source), operand.dtype)
+        return self.emit.arrange(ref, self._atoms(source), atoms, self._shape(name))
+
+    def _packed_operand(self):
+        """Query, key and value from one node that holds them side by side."""
+        found = {}
+        for name in ("query", "key", "value"):
+            operand, flipped, batch = self._side(name)
+            for source, path, factor in self._paths(operand, name != "value"):
+                view = self._view(source, path, flipped, batch, getattr(self.forward, name).shape[-2:])
+                if view is not None:
+                    found.setdefault(source, {})[name] = view, factor, operand.dtype
+        best = None
+        for source, parts in found.items():
+            atoms = len(parts) == 3 and self._packed_atoms([view for view, _, _ in parts.values()])
+            if not atoms:
+                continue
+            trial = Emitter("", source, None)
+            if trial.arrange(trial.ref(source), self._atoms(source), atoms, self._shape("packed")) is None:
+                continue
+            cost = trial.transposes + sum(self._copies(node) for node in self.views.chain(source))
+            if best is None or cost <= best[0]:
+                best = cost, source, atoms, parts
+        if best is None:
+            raise Refusal("shape", detail="query, key and value are not parts of one tensor")
+        cost, source, atoms, parts = best
+        self.copies += cost
+        self.factors.update({name: factor for name, (_, factor, _) in parts.items()})
+        ref = self.emit.cast(self.emit.ref(source), parts["query"][2])
+        return self.emit.arrange(ref, self._atoms(source), atoms, self._shape("packed"))
+
+    @staticmethod
+    def _packed_atoms(views):
+        """Atoms of (batch, length, 3, heads, head_dim) if the views of query, key and value lie side by side."""
+        q, k, v = views
+        step = k.offset
+        if q.offset or not step or v.offset != 2 * step or not q.dims == k.dims == v.dims:
+            return None
+        batch, heads, length, head_dim = q.dims
+        return [*batch, *length, (3, step), *heads, *head_dim]
+
+    def _grad(self):
+        """The gradient of the output, from the node where it is nearest to the layout."""
+        best = None
+        view = self.backward.grad
+        shape = self.geometry.dims("out")
+        found = [(view.base, view.regrouped(shape))]
+        if self.follow and view.base.op == "Cast" and view.base.inputs[0].dtype in FLOATS:
+            found += self._behind_cast(view.base, view)
+        for source, at in found:
+            if at is None or at.offset:
+                continue
+            atoms, trial = self._ordered(at.dims), Emitter("", source, None)
+            if trial.arrange(trial.ref(source), self._atoms(source), atoms, self._shape("out")) is None:
+                continue
+            cost = trial.transposes + sum(self._copies(node) for node in self.views.chain(source))
+            if best is None or cost < best[0]:
+                best = cost, source, atoms
+        if best is None:
+            raise Refusal("shape", detail="the gradient of the output is part of a larger tensor")
         cost, source, atoms = best
         self.copies += cost
-        return self.emit.arrange(self.emit.ref(source), self._atoms(source), atoms, self._shape(name))
+        ref = self.emit.cast(self.emit.ref(source), view.base.dtype)
+        return self.emit.arrange(ref, self._atoms(source), atoms, self._shape("out"))
+
+    def _behind_cast(self, cast, view):
+        """`view` of a cast as views of what is cast."""
+        inner = self.views.of(cast.inputs[0])
+        pairs = paired(self._atoms(cast), [atom for dim in inner.dims for atom in dim])
+        if pairs is None:
+            return
+        moved = translate(view.regrouped(self.geometry.dims("out")), pairs)
+        if moved is not None:
+            yield inner.base, replace(view, base=inner.base, offset=inner.offset, dims=moved)
+
+    @staticmethod
+    def _atoms(node):
+        return [atom for dim in contiguous(node.shape) for atom in dim]
 
     def _copies(self, node):
         """1 for a view that moves memory when it runs."""
         source = self.views.source(node)
-        if source is None or node.op == "TupleGetItem":
+        if source is None:
             return 0
         view = self.views.relative(node, source)
         return int(view is not None and merged([a for d in view.dims for a in d]) not in ((), ((source.size, 1),)))
@@ -202,6 +301,9 @@ class Fused:
         return [atom for axis in LAYOUTS[self.layout] for atom in dims[axis]]
 
     def _shape(self, name):
+        if name == "packed":
+            batch, heads, length, head_dim = self.geometry.dims("query")
+            return batch, length, 3, heads, head_dim
         dims = [self.geometry.dims(name)[axis] for axis in LAYOUTS[self.layout]]
         return tuple(dims[:2]) + (dims[2] * dims[3],) if self.layout == "SBH" else tuple(dims)
 
@@ -273,9 +375,9 @@ class Fused:
             heads = canonical.regrouped((self.geometry.batch, self.geometry.kv_heads, group) + matrix).dims
             dims = heads[:2] + heads[3:]
             for at, summed in self._sums(node, view, heads[2]):
-                self._follow(at, summed, self._ordered(dims), tensor)
+                self._follow(at, summed, self._ordered(dims), tensor, self.factors.get(name, 1.0))
             return
-        self._follow(node, view, self._ordered(dims), tensor)
+        self._follow(node, view, self._ordered(dims), tensor, self.factors.get(name, 1.0))
 
     def _sums(self, node, view, group):
         """Where the gradients of repeated heads are summed: the nodes behind, as views of `node` without `group`."""
@@ -320,32 +422,116 @@ class Fused:
         return [(user, position) for user, position in node.users if user.op not in ORDERING
                 and not (user.op in ("Depend", "Load") and position > 0)]
 
-    def _follow(self, node, view, want, tensor):
-        """Replaces `node` if it lies in memory as `tensor` does; else what follows, if that is views alone."""
+    def _following(self, node, view):
+        """What uses `node` by views, casts and constant factors: (user, its view, dtype, factor), or ``None``."""
+        found = []
+        for user, position in self._users(node):
+            if position == 0 and self.views.source(user) is node:
+                found.append((user, self._through(user, view), user.dtype, 1.0))
+            elif user.op == "Cast" and user.dtype in FLOATS:
+                found.append((user, view, user.dtype, 1.0))
+            else:
+                source, factor = self.grammar.constant_factor(user)
+                if source is not node:
+                    return []
+                found.append((user, view, user.dtype, factor))
+        return found if all(step[1] is not None for step in found) else []
+
+    def _follow(self, node, view, want, tensor, factor=1.0):
+        """Replaces `node` by `tensor` / `factor` if it lies in memory as that does; else what follows, if it may."""
         order = [atom for dim in view.dims for atom in dim]
-        if merged(order) != merged(want) and self.follow:
-            following = []
-            for user, position in self._users(node):
-                if position == 0 and self.views.source(user) is node:
-                    following.append((user, self._through(user, view), tensor))
-                elif user.op == "Cast" and user.dtype in FLOATS:
-                    following.append((user, view, user.dtype))
-                else:
-                    following.append((user, None, None))
-            if following and all(after is not None for _, after, _ in following):
-                for user, after, change in following:
-                    self._follow(user, after, want,
-                                 self.emit.cast(tensor, change) if isinstance(change, str) else tensor)
-                return
+        settled = merged(order) == merged(want) and close(factor, 1)
+        following = [] if settled or not self.follow else self._following(node, view)
+        if following:
+            for user, after, dtype, number in following:
+                self.passed.add(user)
+                self._follow(user, after, want, self.emit.cast(tensor, dtype), factor / number if number else 0)
+            return
         before = self.emit.transposes
         made = self.emit.arrange(tensor, want, order, node.shape)
+        if made is None or not factor:
+            raise Refusal("shape", detail=f"{node.op} {node.shape}{where(node)} cannot be made of the result")
+        if not close(factor, 1):
+            made = self.emit.op("Mul", [made, self._number(1 / factor, made.dtype)], made.shape, made.dtype)
+            self.copies += 1
         self.copies += self.emit.transposes - before + max((self._copies(user) for user, at in self._users(node)
                                                             if at == 0 and self.views.source(user) is node), default=0)
-        if made is None:
-            raise Refusal("shape", detail=f"{node.op} {node.shape}{where(node)} cannot be made of the result")
         made = self.emit.cast(made, node.dtype)
         self.replace.append([node.id, made.operand])
         self.replaced.add(node)
+
+    def _put_packed(self, leaves, tensor):
+        """Replaces the node that joins the three gradients."""
+        if None in leaves.values():
+            raise Refusal("shape", detail="a gradient of packed query, key and value is missing")
+        parts = [self._joined(name, leaf) for name, leaf in leaves.items()]
+        joints = {joint for joint, _ in parts}
+        atoms = self._packed_atoms([view for _, view in parts]) if len(joints) == 1 else None
+        if atoms is None:
+            raise Refusal("shape", detail="the gradients of packed query, key and value are not joined")
+        joint, = joints
+        self.passed.add(joint)
+        if math.prod(size for size, _ in atoms) != joint.size:
+            raise Refusal("shape", detail="the packed tensor holds more than query, key and value")
+        self._follow(joint, identity(joint), atoms, tensor)
+
+    def _joined(self, name, leaf):
+        """(the node that joins the gradient of `name` with others, that gradient as a view of it)."""
+        view = identity(leaf.node)
+        canonical = view.swapped() if leaf.flipped else view
+        canonical = canonical.regrouped((self.geometry.batch, self.geometry.heads) + canonical.shape[-2:])
+        node, factor = leaf.node, self.factors[name]
+        while True:
+            joint, part = self._joint(node)
+            if joint is not None and close(factor, 1):
+                break
+            following = self._following(node, view)
+            if len(following) != 1:
+                raise Refusal("shape", detail=f"the gradient of the packed {name} has other users")
+            node, view, _, number = following[0]
+            self.passed.add(node)
+            factor /= number or math.inf
+        pairs = paired([a for d in view.dims for a in d], [a for d in part.dims for a in d])
+        dims = pairs and translate(canonical, pairs)
+        if not dims:
+            raise Refusal("shape", detail=f"the gradient of the packed {name} is joined in another order")
+        return joint, replace(part, dims=dims)
+
+    def _joint(self, node):
+        """(Concat, Stack or sum of parts that takes `node`, the part of it that `node` is), or (None, None)."""
+        users = self._users(node)
+        if len(users) != 1:
+            return None, None
+        (user, position), part = users[0], None
+        if user.op == "StridedSliceGrad" and position == 0:
+            part = scattered(user)
+            self.passed.add(user)
+            users = self._users(user)
+            if part is None or len(users) != 1:
+                return None, None
+            user, position = users[0]
+        if user.op != "MakeTuple" or len(self._users(user)) != 1:
+            return None, None
+        joint = self._users(user)[0][0]
+        self.passed.add(user)
+        if joint.op == "AddN" and part is not None and len(user.inputs) == 3:
+            return joint, replace(part, base=joint)
+        if joint.op in ("Concat", "Stack", "StackExt") and part is None:
+            return joint, self._slot(joint, user, position)
+        return None, None
+
+    @staticmethod
+    def _slot(joint, parts, position):
+        try:
+            axis = joint.attrs["axis"] if "axis" in joint.attrs else joint.argument(1, 0)
+        except Unknown:
+            return None
+        axis %= len(joint.shape)
+        sizes = [part.shape[axis] if joint.op == "Concat" else 1 for part in parts.inputs]
+        view = cut(identity(joint), axis, sum(sizes[:position]), sizes[position])
+        if view is None or joint.op == "Concat":
+            return view
+        return replace(view, dims=view.dims[:axis] + view.dims[axis + 1:])
 
     def _put_biases(self, dbias):
         for step, leaf in self.backward.biases.items():
@@ -362,3 +548,26 @@ class Fused:
             self.replace.append([leaf.node.id, grad.operand])
             self.replaced.add(leaf.node)
 
+
+def translate(view, pairs):
+    """The dimensions of `view` in the strides of the second atoms of `pairs`, which are cut at the first."""
+    flat = [atom for dim in view.dims for atom in dim]
+    fine = refine(flat, [a for a, _ in pairs])
+    if fine is None:
+        return None
+    known = {}
+    for (size, stride), (_, other) in pairs:
+        pieces = [atom for atom in fine[1] if stride <= atom[1] < size * stride and atom[1] % stride == 0]
+        known.update({piece: (piece[0], other * (piece[1] // stride)) for piece in pieces})
+    dims = []
+    for dim in view.dims:
+        cuts = refine(dim, [a for a, _ in pairs], flat)
+        if cuts is None or any(atom not in known for atom in cuts[0]):
+            return None
+        dims.append(merged([known[atom] for atom in cuts[0]]))
+    return tuple(dims)
+
+
+def close(a, b):
+    """Equal but for the rounding of factors that the graph holds as float32."""
+    return abs(a - b) <= 1e-6 * max(abs(a), abs(b))

@@ -20,8 +20,8 @@ FLOATS = ("float16", "float32", "bfloat16")
 class Node:
     """One operation, parameter or constant. `inputs` are nodes; `users` are (node, position) pairs."""
 
-    __slots__ = ("attrs", "data", "dtype", "id", "inplace", "inputs", "kind", "line", "name", "op", "scope", "shape", "users",
-                 "value", "weight")
+    __slots__ = ("attrs", "data", "dtype", "id", "inplace", "inputs", "kind", "line", "name", "op", "scope", "shape",
+                 "users", "value", "weight")
 
     def __init__(self, described):
         get = described.get

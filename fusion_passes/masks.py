@@ -10,10 +10,11 @@ import numpy as np
 from .reasons import Refusal
 from .scores import Scores, Step, Term
 
-# A constant mask of a finite number counts as "never" from here on: beside a score above it by 104 or more, its weight
-# is exactly 0 in float32, and scores of 1e8 have a step of 8 there. -1e4 is not enough, and stays arithmetic.
-_NEVER = {"float32": -1e8, "bfloat16": -1e8, "float16": -6e4}
-_TAME = 1e6     # constant biases up to here leave a row's maximum far above _NEVER
+# A constant mask of a finite number counts as "never" from here on: beside a score that is higher by 104 or more, its
+# weight is exactly 0 in float32. The report says so where scores could in principle get there.
+_NEVER = -1e4
+_BEYOND_DOUBT = -6e4
+_UNDERFLOW = 104.0
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Masking:
     masks: list[Term] = field(default_factory=list)     # joined by "or"
     fill: float | None = None                           # None: -inf
     biases: list[Term] = field(default_factory=list)    # added up
+    note: str = ""
 
     @property
     def kind(self) -> str:
@@ -47,7 +49,7 @@ def settle(scores: Scores, zeroed: Step | None = None) -> Masking:
                     biases=[t for t in scores.biases if t.const is None or t.const.any()])
     for term in found.masks:
         if term.step is zeroed:     # then a row without keys is 0, as the kernel has it for -inf
-            if term.value > _NEVER[term.step.node.dtype]:
+            if term.value > _NEVER:
                 raise Refusal("probs_modified", op="a mask")
             term.value = -math.inf
     for term in list(found.masks) + list(found.biases):
@@ -58,6 +60,8 @@ def settle(scores: Scores, zeroed: Step | None = None) -> Masking:
         if window is None or (fill != -math.inf and _empty_rows(masked, keys)):
             continue
         found.left, found.right, found.align = window
+        if fill > _BEYOND_DOUBT:
+            found.note = f"the constant {fill:g} masks: true unless scores of a row differ by {-fill - _UNDERFLOW:g}"
         for terms in (found.masks, found.biases):
             if term in terms:
                 terms.remove(term)
@@ -82,12 +86,11 @@ def _as_mask(term, is_mask):
     """(what is masked out, its score) if `term` is a constant that says so for all heads alike, else (None, None)."""
     if term.const is None or term.const.shape[0] != 1:
         return None, None
-    never = _NEVER[term.step.node.dtype]
     if is_mask:
-        return (_masked(term)[0], term.value) if term.value <= never else (None, None)
+        return (_masked(term)[0], term.value) if term.value <= _NEVER else (None, None)
     values = term.const[0].astype(np.float64) * term.value if term.value else term.const[0]
     low = values < 0
-    if not low.any() or (values[~low] != 0).any() or values[low].max() > never:
+    if not low.any() or (values[~low] != 0).any() or values[low].max() > _NEVER:
         return None, None
     return low, float(values[low].max())
 
@@ -99,7 +102,8 @@ def _alone(term, fill, found):
         # a later fill would put a finite score where the band says -inf
         return all(t.value == -math.inf for t in others) or term is found.masks[-1]
     biases = [t for t in found.biases if t is not term]
-    return not others and all(t.const is not None and np.abs(t.const * t.value).max() < _TAME for t in biases)
+    return not others and all(t.const is not None and np.abs(t.const * t.value).max() < -fill / 10
+                              for t in biases)
 
 
 def _empty_rows(masked, keys):
@@ -126,7 +130,10 @@ def band(masked, queries: int, keys: int) -> tuple[int, int, str] | None:
         expected &= column <= index[:, None] + right
     if not (expected == allowed).all():
         return None
-    for align, offset in (("bottom_right", keys - queries), ("top_left", 0)):
+    alignments = [("bottom_right", keys - queries), ("top_left", 0)]
+    if right == 0 and keys != queries:
+        alignments.reverse()
+    for align, offset in alignments:
         window = (-1 if left is None else left + offset), (-1 if right is None else right - offset)
         if (left is None or window[0] >= 0) and (right is None or window[1] >= 0):
             return window + (align,)

@@ -21,6 +21,7 @@ _HANDS_ON = ("Cast", "TupleGetItem", "MakeTuple", *SHAPE_ONLY)     # ops that ma
 class Site:
     """One softmax of a graph, for the report."""
 
+    node: int
     scope: str
     line: str
     fused: bool = False
@@ -33,6 +34,7 @@ class Site:
     softcap: float = 0.0
     dropout: float = 0.0
     transposes: int = 0         # copies that the fused op still needs
+    note: str = ""
     code: str = ""
     reason: str = ""
     hint: str = ""
@@ -67,7 +69,7 @@ class Planner:
 
     def take(self, softmax):
         """Adds the site of `softmax`, and what fuses it to the plan."""
-        site = Site(softmax.scope, softmax.line)
+        site = Site(softmax.id, softmax.scope, softmax.line)
         self.sites.append(site)
         try:
             self._fuse(softmax, site)
@@ -87,7 +89,7 @@ class Planner:
         backward = BackwardProof(self.grammar, forward).run()
         best = self._best(forward, backward, masking, softmax)
         Removal(self.grammar, best).run()
-        self.plan["new"] += best.emit.new
+        self.plan["new"] += best.emit.finish()
         self.plan["replace"] += best.replace
         self.plan["order"] += best.order
         spec = best.spec
@@ -97,7 +99,8 @@ class Planner:
         site.shape = f"B{spec.batch} N{heads} S{spec.q_len}" + (f"x{spec.k_len}" if spec.k_len != spec.q_len else "") \
             + f" D{spec.head_dim}" + (f"/{spec.v_head_dim}" if spec.v_head_dim != spec.head_dim else "")
         site.dtype, site.scale, site.mask = spec.dtype, spec.scale, masking.kind
-        site.softcap, site.dropout, site.transposes = spec.softcap, round(spec.dropout_p, 6), best.copies
+        site.note, site.softcap, site.dropout = masking.note, spec.softcap, round(spec.dropout_p, 6)
+        site.transposes = best.copies
 
     def _check(self, forward):
         operands = forward.scores.product.operands + forward.output.operands[1:]
@@ -115,8 +118,10 @@ class Planner:
     def _best(self, forward, backward, masking, softmax):
         """The geometry and layout that need the fewest copies."""
         best, refusal = None, None
-        layouts = ["BNSD"] if self.options["level"] == "core" else list(build.LAYOUTS)
-        for geometry in build.geometries(forward):
+        layouts = ["BNSD"] if self.options["level"] == "core" else ["BSND", "packed", "BNSD", "SBH"]
+        geometries = build.geometries(forward)
+        fewest = min((g.kv_heads for g in geometries), default=0)
+        for geometry in geometries:
             for layout in layouts:
                 try:
                     made = build.Fused(self.grammar, forward, backward, masking, geometry, layout, self.options,
@@ -127,6 +132,8 @@ class Planner:
                 cost = made.copies, geometry.kv_heads / geometry.heads, geometry.heads == 1, len(made.emit.new)
                 if best is None or cost < best[0]:
                     best = cost, made
+                if not made.copies and geometry.kv_heads == fewest:
+                    return made
         if best is None:
             raise refusal or Refusal("shape", detail="its batch does not divide into batch and heads")
         return best[1]
@@ -138,7 +145,9 @@ class Removal:
     def __init__(self, grammar, made):
         self.graph, self.views, self.made = grammar.graph, grammar.views, made
         forward, backward = made.forward, made.backward
-        self.inner = set(forward.inner) | made.passed | (set(backward.inner) | set(backward.leaves) if backward else set())
+        self.inner = set(forward.inner) | made.passed
+        if backward is not None:
+            self.inner |= backward.inner | set(backward.leaves)
         self._dead = {}
 
     def run(self):

@@ -252,10 +252,17 @@ def cut(view, axis, start, length, step=1) -> View | None:
     return replace(view, offset=view.offset + start * stride, dims=tuple(dims))
 
 
+_SLICE_MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
+
+
 def _strided_slice(node, view):
-    begin, end, steps = (node.argument(i) for i in (1, 2, 3))
-    masks = [node.argument(i, 0) if len(node.inputs) > i else node.attrs.get(name, 0) for i, name in enumerate(
-        ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"), 4)]
+    masks = [node.argument(i, 0) if len(node.inputs) > i else node.attrs.get(name, 0)
+             for i, name in enumerate(_SLICE_MASKS, 4)]
+    return strided(view, *(node.argument(i) for i in (1, 2, 3)), masks, node.shape)
+
+
+def strided(view: View, begin, end, steps, masks, shape) -> View | None:
+    """What a StridedSlice takes of `view`, as `shape`; masks in the order of its arguments."""
     if masks[2] or masks[3]:
         return None
     for axis, (first, last, step) in enumerate(zip(begin, end, steps)):
@@ -271,7 +278,37 @@ def _strided_slice(node, view):
         view = cut(view, axis, first, length, step) if length else None
         if view is None:
             return None
-    return view.regrouped(node.shape)
+    return view.regrouped(shape)
+
+
+def scattered(node: Node) -> View | None:
+    """The part of its result into which a StridedSliceGrad puts its input."""
+    masks = [node.attrs.get(name, 0) for name in _SLICE_MASKS]
+    try:
+        begin, end, steps = (node.argument(i) for i in (2, 3, 4))
+    except Unknown:
+        return None
+    return strided(identity(node), begin, end, steps, masks, node.inputs[0].shape)
+
+
+def paired(a, b) -> list | None:
+    """Two lists of atoms over the same elements in the same order, cut alike: pairs of atoms."""
+    a, b, pairs = list(a), list(b), []
+    while a and b:
+        (m, s), (n, t) = a.pop(), b.pop()
+        if 1 in (m, n):
+            a += [(m, s)] * (m > 1)
+            b += [(n, t)] * (n > 1)
+            continue
+        small = min(m, n)
+        if m % small or n % small:
+            return None
+        pairs.append(((small, s), (small, t)))
+        a += [(m // small, s * small)] * (m > small)
+        b += [(n // small, t * small)] * (n > small)
+    if any(size > 1 for size, _ in a + b):
+        return None
+    return pairs[::-1]
 
 
 def _slice(node, view):

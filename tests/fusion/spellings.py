@@ -365,7 +365,7 @@ class SharedValue(Projections):
         return ops.mean(ops.matmul(probs, v), axis=1)
 
 
-@spelling("mask (fill -10000)")
+@spelling("causal")
 class Glm(nn.Cell):
     """Length first, baddbmm with a buffer that beta=0 ignores, masked_fill of -10000."""
 
