@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from ..version import __version__
+from . import fuse as attention
 from . import inputs as net_inputs
 from . import mindir, model, profiles, schema
 from .builder import Builder, Tensor
@@ -18,7 +19,8 @@ _FUNC = "export_onnx"
 
 
 def export_onnx(net, *inputs, file_name, input_names=None, output_names=None, dynamic_axes=None, profile="portable",
-                opset=None, verify=True, tolerance=None, external_data_threshold=model.EXTERNAL_BYTES, progress=None):
+                opset=None, fuse=True, verify=True, tolerance=None, external_data_threshold=model.EXTERNAL_BYTES,
+                progress=None):
     r"""
     Writes a net as an ONNX model that runs in stock ONNX Runtime, checks it, and compares it with the net.
 
@@ -44,6 +46,8 @@ def export_onnx(net, *inputs, file_name, input_names=None, output_names=None, dy
             Attention of ai.onnx. ``"plugin"``: the node without a body, for TensorRT. ``"mslite"``: the operator of
             MindSpore Lite for Ascend. Default: ``"portable"``.
         opset (int, optional): Version of ai.onnx, from 18 on. Default: ``None``, 18, and 25 for ``"standard"``.
+        fuse (bool, optional): Whether attention that the net writes out in small ops becomes the node as well.
+            Default: ``True``.
         verify (Union[bool, list], optional): ``True`` runs the model in ONNX Runtime at two shapes and compares it with
             the net; a list of tuples of inputs is compared instead of drawn ones; ``False`` leaves it at ONNX's
             checker. Default: ``True``.
@@ -103,7 +107,9 @@ def export_onnx(net, *inputs, file_name, input_names=None, output_names=None, dy
                     builder.unique(entry.name)) for entry in found]
     results = Converter(program, builder, lambda done, of: report("converting", 0.1 + 0.4 * done / of)).run(
         _arranged(program.main.inputs, iter(given)))
+    builder.types.update((t.name, t) for t in given)
     outputs = _named_outputs(builder, results, output_names, {t.name for t in given})
+    sites = attention.fuse(builder) if fuse else []
     _check_leftover_axes(output_axes, [entry.name for entry in found], [t.name for t in outputs])
 
     report("writing", 0.5)
@@ -119,6 +125,7 @@ def export_onnx(net, *inputs, file_name, input_names=None, output_names=None, dy
         certificate = verification.certify(temporary, proto, chosen, net=None if from_file else net, args=inputs,
                                            found=found, verify=verify, tolerance=tolerance, shown=path.name,
                                            progress=lambda text, f: report(text, 0.6 + 0.4 * f))
+        certificate.sites = sites
         if not certificate.passed:
             raise ExportError(f"For '{_FUNC}', the model does not compute what the net computes; it was not written."
                               f"\n{certificate}")

@@ -88,7 +88,7 @@ class Builder:
         self.block = Block()
         self.initializers: dict[str, Any] = {}      # name -> (dtype, shape, array or function)
         self.scope = ""
-        self.domains: set[str] = set()
+        self.types: dict[str, Tensor] = {}
         self._names: dict[str, int] = {}
         self._constants: dict[tuple, Tensor] = {}
         self._lengths: dict[tuple, Scalar] = {}
@@ -202,8 +202,8 @@ class Builder:
             suffix = "" if len(outputs) == 1 else f":{index}"
             results.append(Tensor(kind.dtype, tuple(kind.shape), node_name + suffix))
         written = ["" if r is None else r.name for r in results]
+        self.types.update((r.name, r) for r in results if r is not None)
         attrs = {key: value for key, value in attrs.items() if value is not None}
-        self.domains.add(domain)
         self.block.nodes.append(Emitted(op_type, domain, names, written, attrs, node_name, overload))
         return results[0] if single else tuple(results)
 
@@ -216,7 +216,6 @@ class Builder:
         if x.name not in self.initializers:
             if self.constants_inside:
                 self.block.nodes.append(Emitted("Constant", "", [], [x.name], {"value": x}, x.name))
-                self.domains.add("")
             self.initializers[x.name] = x
         return x.name
 

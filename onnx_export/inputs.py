@@ -123,10 +123,13 @@ def check_arguments(net, args, found):
     import mindspore as ms
 
     free = {entry.position: entry for entry in found if entry.axes}
+    inside = {entry.position[:n] for entry in found for n in range(1, len(entry.position))}
 
     def replaced(position, value):
         if isinstance(value, (tuple, list)):
-            return type(value)(replaced((*position, i), x) for i, x in enumerate(value))
+            changed = type(value)(replaced((*position, i), x) for i, x in enumerate(value))
+            # MindSpore takes the Tensors of a tuple for constants unless it is mutable
+            return ms.mutable(changed) if position in inside and len(position) == 1 else changed
         entry = free.get(position)
         if entry is None:
             return value

@@ -20,6 +20,7 @@ class Attention:
     mask: Tensor | None = None
     attributes: dict = field(default_factory=dict)
     fill: tuple | None = None       # (bool Tensor, number): where it is True the score is the number
+    grouped: bool | None = None     # fewer heads of K and V than of Q; None: if the shapes do not say otherwise
 
     def __post_init__(self):
         self.attributes = {**schema.DEFAULTS, **self.attributes}
@@ -30,8 +31,9 @@ class Attention:
         a = self.attributes
         banded = bool(a["is_causal"]) or a["left_window_size"] >= 0 or a["right_window_size"] >= 0
         q_heads, k_heads = self.q.shape[1], self.k.shape[1]
+        grouped = self.grouped if self.grouped is not None else q_heads != k_heads or q_heads < 0
         return body.Kind("" if self.mask is None else "bool" if self.mask.dtype == "bool" else "float", banded,
-                         bool(a["softcap"]), q_heads != k_heads or q_heads < 0)
+                         bool(a["softcap"]), grouped)
 
     @property
     def result(self):

@@ -20,7 +20,8 @@ _BINARY = {
     "Maximum": "Max", "Minimum": "Min",
 }
 _COMPARE = {
-    "Equal": "Equal", "EqualScalar": "Equal", "Less": "Less", "LessScalar": "Less", "LessEqual": "LessOrEqual",
+    "Equal": "Equal", "EqualExt": "Equal", "EqScalar": "Equal", "Less": "Less", "LessScalar": "Less",
+    "LessEqual": "LessOrEqual",
     "LessEqualScalar": "LessOrEqual", "Greater": "Greater", "GreaterScalar": "Greater",
     "GreaterEqual": "GreaterOrEqual", "GreaterEqualScalar": "GreaterOrEqual",
 }
@@ -147,26 +148,27 @@ def _divide(b, node, x, y, rounding):
     return binary(b, "Div", x, y)
 
 
-@register("FloorMod", "Mod", "RemainderTensorTensor", "RemainderTensorScalar", "RemainderScalarTensor")
+@register("FloorMod", "Mod", "RemainderTensorTensor", "RemainderTensorScalar", "RemainderScalarTensor", "FmodScalar",
+          "FmodTensor")
 def modulo(b, node, x, y):
     dtype = result_dtype(node, x)
     x, y = b.tensor(x, dtype), b.tensor(y, dtype)
     if "float" in dtype:
-        if node.op == "Mod":
+        if node.op == "Mod" or node.op.startswith("Fmod"):
             return b.op("Mod", x, y, fmod=1, shape=broadcast_shape(x, y))
         return binary(b, "Sub", x, binary(b, "Mul", b.op("Floor", binary(b, "Div", x, y)), y))
-    return b.op("Mod", x, y, fmod=int(node.op == "Mod"), shape=broadcast_shape(x, y))
+    return b.op("Mod", x, y, fmod=int(node.op == "Mod" or node.op.startswith("Fmod")), shape=broadcast_shape(x, y))
 
 
 @register(*_COMPARE)
 def compare(b, node, x, y):
     x, y = pair(b, x, y)
-    if x.dtype == "bool" and node.op not in ("Equal", "EqualScalar"):
+    if x.dtype == "bool" and node.op not in ("Equal", "EqualExt", "EqScalar"):
         x, y = b.cast(x, "int32"), b.cast(y, "int32")
     return binary(b, _COMPARE[node.op], x, y, "bool")
 
 
-@register("NotEqual", "NeScalar", "NotEqualScalar")
+@register("NotEqual", "NeScalar")
 def not_equal(b, node, x, y):
     return b.op("Not", binary(b, "Equal", *pair(b, x, y), "bool"))
 
@@ -247,7 +249,7 @@ def clamp(b, node, x, low=None, high=None):
     return x if high is None else binary(b, "Min", x, b.tensor(high, dtype))
 
 
-@register("Identity", "Copy", "Contiguous", "Clone", "StopGradient")
+@register("Identity", "Copy", "Contiguous", "Clone", "StopGradient", "TensorMove")
 def identity(b, node, x, *rest):
     return x
 

@@ -12,7 +12,8 @@ from .index import where
 from .shape import permute, reshape, split, unsqueeze
 from .structure import Unavailable
 
-_SMALLEST = 1.1754943508222875e-38      # the node reads a scale of 0 as the default; with this all weights are equal
+# The node reads a scale of 0 as the default; with this one all weights are equal.
+SMALLEST_SCALE = 1.1754943508222875e-38
 
 
 def parse(text):
@@ -39,7 +40,7 @@ def attend(b, spec, query, key, value, attn_mask=None, bias=None, alibi_slopes=N
     query, key, value = _unpacked(b, spec, query, key, value)
     q, k, v = (heads_first(b, x, layout, n) for x, n in ((query, heads), (key, kv_heads), (value, kv_heads)))
     left, right, align = int(spec["left"]), int(spec["right"]), int(spec["align"] == "bottom_right")
-    scale = 0.0 if spec["scale"] == "default" else float.fromhex(spec["scale"]) or _SMALLEST
+    scale = 0.0 if spec["scale"] == "default" else float.fromhex(spec["scale"]) or SMALLEST_SCALE
     masked = None if attn_mask is None else b.tensor(attn_mask, "bool")
     if layout == "TND":
         masked = _sequences(b, q, k, masked, cu_seqlens_q, cu_seqlens_k, left, right, align)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import NamedTuple
 
@@ -144,19 +145,22 @@ def scalar_logic(b, node, x, y):
     return Scalar("bool", (1,), b.op("And" if both else "Or", _one(b, x, "bool"), _one(b, y, "bool")).name)
 
 
+@register("ScalarUadd")
+def scalar_positive(b, node, x):
+    return x
+
+
 @register("ScalarUsub")
 def scalar_negative(b, node, x):
     return -x if isinstance(x, NUMBERS) else Scalar(x.dtype, (1,), b.op("Neg", x).name)
 
 
-@register("ScalarPow", "ScalarFloor", "ScalarLog")
+@register("ScalarPow", "ScalarFloor", "ScalarLog", "ScalarTrunc")
 def scalar_function(b, node, x, y=None):
     if not isinstance(x, NUMBERS) or not isinstance(y, (*NUMBERS, type(None))):
         raise Unsupported("a number that the graph computes")
-    import math
-
-    return {"ScalarPow": lambda: x ** y, "ScalarFloor": lambda: math.floor(x), "ScalarLog": lambda: math.log(x)}[
-        node.op]()
+    return {"ScalarPow": lambda: x ** y, "ScalarFloor": lambda: math.floor(x), "ScalarLog": lambda: math.log(x),
+            "ScalarTrunc": lambda: math.trunc(x)}[node.op]()
 
 
 @register("ScalarCast", "ScalarBool")
