@@ -24,10 +24,14 @@ _TOLERANCE = 1e-6      # of factors, which the graph holds as float32
 
 @dataclass(eq=False)
 class Leaf:
-    """A node of the old graph that is one of the gradients; `flipped` if its last two axes are exchanged."""
+    """A node of the old graph that is one of the gradients; `flipped` if its last two axes are exchanged.
+
+    `factor` is that of a bias: between the gradient of the softmax's input and this node.
+    """
 
     node: Node
     flipped: bool = False
+    factor: float = 1.0
 
 
 @dataclass(eq=False)
@@ -294,7 +298,7 @@ class BackwardProof:
             ones = {axis for axis, dim in enumerate(wide.dims) if not dim}
             if any(partly) or not needed <= axes or not axes <= needed | ones:
                 continue
-            self.found.biases[step] = Leaf(node)
+            self.found.biases[step] = Leaf(node, factor=state.factor)
             return True
         return False
 
@@ -313,7 +317,7 @@ class BackwardProof:
         for step in self.forward.scores.steps:
             if step.kind == "bias" and step not in self.found.biases and step.other.static \
                     and step.other.size == at.size and state.reaches(self.forward.scores.steps, step):
-                self.found.biases[step] = Leaf(at)
+                self.found.biases[step] = Leaf(at, factor=state.factor)
                 return
         if user.op in PRODUCTS + _SUMS:
             raise Refusal("backward_differs", detail=f"{user.op}{where(user)} takes the gradient of the scores")
@@ -373,8 +377,9 @@ class _State:
             and self.steps == {s for s in steps if s.kind in ("fill", "tanh")}
 
     def reaches(self, steps, bias) -> bool:
-        """Whether this is all that happens between the softmax and `bias`."""
-        return self.complete(steps[steps.index(bias) + 1:])
+        """Whether this is all that happens between the softmax and `bias`, before or after its own sign."""
+        after = steps[steps.index(bias) + 1:]
+        return self.complete(after) or _State(self.factor / bias.value, self.steps).complete(after)
 
 
 def _close(a, b):

@@ -535,15 +535,13 @@ class Fused:
 
     def _put_biases(self, dbias):
         for step, leaf in self.backward.biases.items():
-            term = next(t for t in self.masking.biases if t.step is step)
             have = self.planes[step].shape
             grad = dbias
             axes = tuple(axis for axis, (a, b) in enumerate(zip(dbias.shape, have)) if a != b)
             if axes:
                 grad = self.emit.op("ReduceSum", [grad, axes, True, False], have, grad.dtype)
-            outer = term.value / step.value     # scales between the bias and the softmax; the graph has the sign
-            if outer != 1:
-                grad = self.emit.op("Mul", [grad, self._number(outer, grad.dtype)], grad.shape, grad.dtype)
+            if leaf.factor != 1:
+                grad = self.emit.op("Mul", [grad, self._number(leaf.factor, grad.dtype)], grad.shape, grad.dtype)
             grad = self.emit.cast(self.emit.reshape(grad, leaf.node.shape), leaf.node.dtype)
             self.replace.append([leaf.node.id, grad.operand])
             self.replaced.add(leaf.node)
