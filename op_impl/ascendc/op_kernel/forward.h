@@ -268,17 +268,18 @@ class ForwardVector {
     AscendC::PipeBarrier<PIPE_V>();
     AscendC::Exp(s, s, tile.Elements());
     AscendC::PipeBarrier<PIPE_V>();
-    const LocalTensor<T> p = prob_.WaitEmpty<T>();
-    AscendC::Cast(p, s, AscendC::RoundMode::CAST_RINT, uint32_t(tile.Elements()));
-    prob_.SignalFull();
-    CopyOut(ws_.Prob(turn)[tile.first * t_.stack_n], p, t_.stack_n, tile.count, Align(tile.keys, kFractal), width);
-    prob_.SignalEmpty();
     ReduceRows<Plus>(row_sum, s, scratch_, n, width);
     if (!first) AscendC::Mul(alpha_sum_, RowSum(turn - 1)[r], alpha, n);
     AscendC::PipeBarrier<PIPE_V>();
-    input_.SignalEmpty();
     if (!first) AscendC::Add(row_sum, row_sum, alpha_sum_, n);
+    pieces_.Drop(s, tile, rows);
+    const LocalTensor<T> p = prob_.WaitEmpty<T>();
+    AscendC::Cast(p, s, AscendC::RoundMode::CAST_RINT, uint32_t(tile.Elements()));
+    input_.SignalEmpty();
+    prob_.SignalFull();
     AscendC::PipeBarrier<PIPE_V>();
+    CopyOut(ws_.Prob(turn)[tile.first * t_.stack_n], p, t_.stack_n, tile.count, Align(tile.keys, kFractal), width);
+    prob_.SignalEmpty();
   }
 
   // O = O alpha + O_t; after the last stack the rows are finished
@@ -319,6 +320,7 @@ class ForwardVector {
       StorePartial(s, share, turn);
     else
       Finish(s.item.batch, rows, share, RowMax(turn), RowSum(turn));
+    AscendC::PipeBarrier<PIPE_V>();  // the next item starts to write where this one was read
   }
 
   __aicore__ inline void StorePartial(const Stack& s, const Share& share, int64_t turn) {
@@ -446,6 +448,7 @@ class ForwardVector {
       }
     }
     Finish(s.item.batch, rows, share, row_max, row_sum);
+    AscendC::PipeBarrier<PIPE_V>();
   }
   __aicore__ inline GlobalTensor<float> PartOf(int32_t slot, int32_t part, int64_t group) const {
     return ws_.Slot((slot + part) * t_.heads_per_item + group);
@@ -470,8 +473,8 @@ class ForwardVector {
     AscendC::PipeBarrier<PIPE_V>();
     AscendC::Sub(factor, row_max, top, kLanes);
     AscendC::Sub(sink, sink, top, kLanes);
-    AscendC::Adds(row_max, top, 0.0f, kLanes);
     AscendC::PipeBarrier<PIPE_V>();
+    AscendC::Adds(row_max, top, 0.0f, kLanes);
     AscendC::Exp(factor, factor, kLanes);
     AscendC::Exp(sink, sink, kLanes);
     AscendC::PipeBarrier<PIPE_V>();

@@ -52,6 +52,14 @@ class ScorePieces {
     AscendC::PipeBarrier<PIPE_V>();
   }
 
+  // Probabilities that are dropped become 0, the others grow to make up for them. Row sums were taken before.
+  __aicore__ inline void Drop(const LocalTensor<float>& p, const ScoreTile& t, const TileRows& rows) {
+    if (!a_->dropout) return;
+    ApplyDropMask(p, t, rows);
+    AscendC::Muls(p, p, a_->keep_scale, t.Elements());
+    AscendC::PipeBarrier<PIPE_V>();
+  }
+
  private:
   // cap tanh(x) = cap - 2 cap / (exp(2 x) + 1), x = scale / cap q.k: right at both ends, where exp is 0 or infinite
   __aicore__ inline void SoftCap(const LocalTensor<float>& s, const ScoreTile& t) {
@@ -154,14 +162,32 @@ class ScorePieces {
       AscendC::PipeBarrier<PIPE_V>();
       return;
     }
-    const LocalTensor<uint8_t> mask = Fetch<uint8_t>(a_->mask, in_->mask, t, rows);
-    const LocalTensor<half> wide = Scratch().template ReinterpretCast<half>();
-    AscendC::Cast(wide, mask, AscendC::RoundMode::CAST_NONE, uint32_t(t.Elements()));
-    AscendC::PipeBarrier<PIPE_V>();
-    planes_.SignalEmpty();
-    AscendC::CompareScalar(bits_, wide, static_cast<half>(0.0f), AscendC::CMPMODE::EQ, uint32_t(t.Elements()));
-    AscendC::PipeBarrier<PIPE_V>();
+    FetchBits(a_->mask, in_->mask, AscendC::CMPMODE::EQ, t, rows);
     AscendC::Select(s, bits_, s, masked, AscendC::SELMODE::VSEL_TENSOR_SCALAR_MODE, uint32_t(t.Elements()));
+    AscendC::PipeBarrier<PIPE_V>();
+  }
+
+  __aicore__ inline void ApplyDropMask(const LocalTensor<float>& p, const ScoreTile& t, const TileRows& rows) {
+    if (!a_->drop_mask.k) {
+      for (int32_t r = 0; r < t.count; ++r)
+        if (RowValue(a_->drop_mask, in_->drop_mask, t, rows, r) == 0) Fill(p[r * t.width], 0, t.keys, 0);
+      AscendC::PipeBarrier<PIPE_V>();
+      return;
+    }
+    FetchBits(a_->drop_mask, in_->drop_mask, AscendC::CMPMODE::NE, t, rows);
+    AscendC::Select(p, bits_, p, 0.0f, AscendC::SELMODE::VSEL_TENSOR_SCALAR_MODE, uint32_t(t.Elements()));
+    AscendC::PipeBarrier<PIPE_V>();
+  }
+
+  // bits_ = a plane of bytes, compared with 0
+  __aicore__ inline void FetchBits(const PlaneLayout& plane, Address gm, AscendC::CMPMODE keep, const ScoreTile& t,
+                                   const TileRows& rows) {
+    const LocalTensor<uint8_t> bytes = Fetch<uint8_t>(plane, gm, t, rows);
+    const LocalTensor<half> wide = Scratch().template ReinterpretCast<half>();
+    AscendC::Cast(wide, bytes, AscendC::RoundMode::CAST_NONE, uint32_t(t.Elements()));
+    planes_.SignalEmpty();
+    AscendC::PipeBarrier<PIPE_V>();
+    AscendC::CompareScalar(bits_, wide, static_cast<half>(0.0f), keep, uint32_t(t.Elements()));
     AscendC::PipeBarrier<PIPE_V>();
   }
 

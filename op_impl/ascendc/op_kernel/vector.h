@@ -100,13 +100,15 @@ __aicore__ inline int32_t PaddedWidth(int32_t columns) {  // 64 times a power of
   return width;
 }
 
-// GM rows of `columns` elements become rows of `width` in UB; what lies between is undefined.
+// GM rows of `columns` elements become rows of `width` in UB. Up to the next whole block they end in zeros, what follows
+// stays as it was: vectors work on whole rows, and what they read has to be numbers.
 template <class T>
 __aicore__ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, int64_t pitch, int32_t rows,
                               int32_t columns, int32_t width) {
   constexpr int32_t kSize = int32_t(sizeof(T)), kPerBlock = kBlockBytes / kSize;
-  const AscendC::DataCopyPadExtParams<T> pad{false, 0, 0, static_cast<T>(0)};
-  const uint32_t bytes = uint32_t(columns * kSize), gap = uint32_t((width - Align(columns, kPerBlock)) / kPerBlock);
+  const int32_t whole = Align(columns, kPerBlock);
+  const AscendC::DataCopyPadExtParams<T> pad{whole > columns, 0, uint8_t(whole - columns), static_cast<T>(0)};
+  const uint32_t bytes = uint32_t(columns * kSize), gap = uint32_t((width - whole) / kPerBlock);
   if (pitch >= columns && (pitch - columns) * kSize <= int64_t(0xffffffff)) {
     AscendC::DataCopyPad(
         dst, src, AscendC::DataCopyExtParams(uint16_t(rows), bytes, uint32_t((pitch - columns) * kSize), gap, 0), pad);

@@ -1,0 +1,176 @@
+"""The Ascend kernels on the host twin, every check on, against the float64 reference.
+
+FlashAttention's rule decides about the numbers (flash_rule.py); the twin decides about the rest: any report of it, a
+hazard, an address, a value nobody wrote, fails the call.
+"""
+from __future__ import annotations
+
+import ascend
+import flash_rule
+import native
+import numpy as np
+import pytest
+
+
+class Case:
+    """One call: arrays from a seed, and what the reference and the kernel are given."""
+
+    def __init__(self, numbers, batch=1, heads=2, kv_heads=None, sq=64, sk=64, d=32, dv=None, dtype="float16",
+                 layout="BNSD", lengths=None, packed=False, mask=None, mask_share=0.3, bias=None, bias_dtype="float32",
+                 bias_inf=0.0, alibi=None, sinks=None, drop_mask=None, nan_where_unseen=False, **options):
+        rng = np.random.default_rng(numbers)
+        self.layout, self.packed, self.options = layout, packed, options
+        self.dtype = native.DTYPES[dtype]
+        kv_heads, dv = kv_heads or heads, dv or d
+        normal = lambda *shape, of=self.dtype: rng.standard_normal(shape).astype(of)
+        call = {}
+        if lengths is None:
+            q, k, rows = (batch, heads, sq), (batch, kv_heads, sk), (batch, heads, sq)
+        else:
+            self.layout = "TND"
+            cu_q, cu_k = (np.concatenate([[0], np.cumsum(x)]) for x in np.array(lengths).T)
+            call.update(cu_q=cu_q, cu_k=cu_k)
+            batch, (sq, sk) = len(lengths), np.array(lengths).max(0)
+            q, k, rows = (cu_q[-1], heads), (cu_k[-1], kv_heads), (heads, cu_q[-1])
+        call.update(q=normal(*q, d), k=normal(*k, d), v=normal(*k, dv))
+        sizes = (batch, heads, sq, sk)
+        plane = lambda axes: tuple(n if axis in axes else 1 for axis, n in zip("bhqk", sizes))[-max(2, len(axes)):]
+        if mask is not None:
+            call["attn_mask"] = rng.random(plane(mask)) < mask_share
+        if bias is not None:
+            values = rng.standard_normal(plane(bias))
+            call["bias"] = np.where(rng.random(values.shape) < bias_inf, -np.inf, values).astype(
+                self.dtype if bias_dtype == "query" else native.DTYPES[bias_dtype])
+        if alibi is not None:
+            call["alibi_slopes"] = rng.random((batch, heads) if alibi == "bh" else heads).astype(np.float32)
+        if sinks is not None:
+            call["sinks"] = normal(heads, of=self.dtype if sinks == "query" else native.DTYPES[sinks])
+        if drop_mask is not None:
+            call["drop_mask"] = (rng.random(plane(drop_mask)) < 0.6).astype(np.uint8)
+        names = {"dropout": "dropout_p", "fill": "mask_fill"}
+        call.update({names.get(name, name): value for name, value in options.items()
+                     if name not in ("block_m", "block_n")})
+        self.call = call
+        self.dout, self.dlse = normal(*q, dv), normal(*rows, of=np.float32)
+        if nan_where_unseen:
+            self._poison_unseen()
+
+    def _poison_unseen(self):
+        """NaN in every key and value that no query sees, and Inf in values that some queries do not see."""
+        for b in range(self.call["q"].shape[0]):
+            for h in range(self.call["k"].shape[1]):
+                group = self.call["q"].shape[1] // self.call["k"].shape[1]
+                seen = np.zeros(self.call["k"].shape[2], bool)
+                for n in range(h * group, (h + 1) * group):
+                    head = flash_rule.reference._softmax(
+                        flash_rule.reference._prepare(**self._prepared()), b, n, self.call["q"][b, n].astype(float),
+                        self.call["k"][b, h].astype(float))
+                    seen |= head["allowed"].any(0)
+                self.call["k"][b, h, ~seen] = np.nan
+                self.call["v"][b, h, ~seen] = np.nan
+
+    def _prepared(self):
+        defaults = dict(attn_mask=None, bias=None, alibi_slopes=None, sinks=None, drop_mask=None, cu_q=None, cu_k=None,
+                        scale=None, left=-1, right=-1, align="bottom_right", softcap=0.0, dropout_p=0.0, seed=0,
+                        offset=0, mask_fill=None, rounding=None)
+        return {**defaults, **self.call}
+
+    def inputs(self):
+        call, layout = self.call, self.layout
+        give = (lambda x: x) if layout == "TND" else (lambda x: native.to_layout(x, layout))
+        if self.packed:
+            inputs = {"query": give(np.concatenate([call["q"], call["k"], call["v"]], axis=1))}
+        else:
+            inputs = {"query": give(call["q"]), "key": give(call["k"]), "value": give(call["v"])}
+        for name in ("attn_mask", "bias", "alibi_slopes", "sinks", "drop_mask", "cu_q", "cu_k"):
+            if call.get(name) is not None:
+                inputs[name] = call[name]
+        return inputs
+
+    def spec(self):
+        heads, kv_heads = self.call["q"].shape[1], self.call["k"].shape[1]
+        options = dict(self.options, layout=self.layout, packed=self.packed)
+        if self.packed or self.layout in ("BSH", "SBH"):
+            options.update(heads=heads, kv_heads=kv_heads)
+        return options
+
+    def back(self, x, heads):
+        return x if self.layout == "TND" else native.from_layout(x, self.layout, heads)
+
+    def check_forward(self, lib=None):
+        result = ascend.forward(self.inputs(), lib, **self.spec())
+        exact = flash_rule.evaluate(self.call, None)
+        naive = flash_rule.evaluate(self.call, None, rounding=self.dtype)
+        got = {"out": self.back(result["out"], self.call["q"].shape[1]), "lse": result["lse"]}
+        flash_rule.check(got, exact, naive)
+        return result
+
+
+FEATURES = {
+    "full": {},
+    "causal": {"right": 0},
+    "causal top left": {"right": 0, "align": "top_left", "sq": 50, "sk": 77},
+    "causal more queries": {"right": 0, "sq": 77, "sk": 50},
+    "causal top left more queries": {"right": 0, "align": "top_left", "sq": 77, "sk": 50},
+    "window": {"left": 13, "right": 6, "sq": 100, "sk": 100},
+    "window causal": {"left": 20, "right": 0, "sq": 90, "sk": 150},
+    "window top left": {"left": 5, "right": 0, "align": "top_left", "sq": 90, "sk": 150},
+    "window nobody sees": {"left": 2, "right": 2, "align": "top_left", "sq": 120, "sk": 40},
+    "mask": {"mask": "bhqk"},
+    "mask of keys": {"mask": "bk", "batch": 2},
+    "mask of queries": {"mask": "hq"},
+    "mask for all": {"mask": "qk", "mask_share": 0.9},
+    "mask everything": {"mask": "qk", "mask_share": 1.0},
+    "fill": {"mask": "bhqk", "fill": -1e4},
+    "fill and causal": {"mask": "qk", "fill": 0.5, "right": 0},
+    "bias": {"bias": "bhqk"},
+    "bias half": {"bias": "hqk", "bias_dtype": "query"},
+    "bias of keys": {"bias": "k"},
+    "bias of queries": {"bias": "hq", "bias_inf": 0.2},
+    "bias is mask": {"bias": "qk", "bias_inf": 0.4},
+    "alibi": {"alibi": "h"},
+    "alibi per batch, causal": {"alibi": "bh", "batch": 2, "right": 0},
+    "softcap": {"softcap": 1.5},
+    "softcap large": {"softcap": 50.0, "scale": 3.0},
+    "groups": {"heads": 6, "kv_heads": 2, "sq": 130},
+    "one kv head": {"heads": 4, "kv_heads": 1, "right": 0, "sq": 90},
+    "packed heads": {"heads": 8, "kv_heads": 2, "sq": 1, "sk": 200},
+    "packed heads, causal": {"heads": 8, "kv_heads": 2, "sq": 3, "sk": 200, "right": 0},
+    "packed heads, all pieces": {"heads": 4, "kv_heads": 2, "sq": 5, "sk": 150, "bias": "hqk", "mask": "qk", "alibi": "h",
+                                 "sinks": "float32"},
+    "sinks": {"sinks": "query"},
+    "sinks and masked rows": {"sinks": "float32", "mask": "qk", "mask_share": 0.95},
+    "negative scale": {"scale": -0.3},
+    "scale 0": {"scale": 0.0},
+    "lengths": {"lengths": [(5, 7), (0, 3), (40, 90), (33, 0), (130, 17)]},
+    "lengths causal": {"lengths": [(70, 70), (1, 40), (40, 1)], "right": 0},
+    "lengths mask": {"lengths": [(70, 70), (1, 40)], "mask": "qk"},
+    "drop mask": {"drop_mask": "bhqk", "dropout": 0.4},
+    "dropout": {"dropout": 0.25, "seed": 11, "offset": 3},
+    "dropout causal": {"dropout": 0.5, "seed": 2**63 - 5, "offset": 2**40 + 1, "right": 0, "sq": 90, "sk": 90},
+    "dropout lengths": {"dropout": 0.1, "seed": 3, "lengths": [(30, 30), (50, 20)]},
+    "d 16": {"d": 16}, "d 48": {"d": 48, "sq": 33}, "d 80": {"d": 80}, "d 128": {"d": 128}, "d 144": {"d": 144},
+    "d 192": {"d": 192}, "d 256": {"d": 256},
+    "dv differs": {"d": 64, "dv": 32}, "dv larger": {"d": 32, "dv": 160},
+    "one query": {"sq": 1, "sk": 65}, "one key": {"sq": 65, "sk": 1}, "one of each": {"sq": 1, "sk": 1},
+    "odd lengths": {"sq": 37, "sk": 203}, "no keys": {"sq": 20, "sk": 0},
+    "two stacks": {"sq": 40, "sk": 600, "heads": 1}, "four stacks": {"sq": 20, "sk": 700, "heads": 1, "block_n": 128},
+    "three row blocks": {"sq": 300, "sk": 90, "heads": 1},
+    "small blocks": {"sq": 100, "sk": 300, "block_m": 32, "block_n": 64, "right": 0},
+    "BSND": {"layout": "BSND", "batch": 2}, "BSH": {"layout": "BSH", "batch": 2}, "SBH": {"layout": "SBH", "batch": 2},
+    "packed QKV": {"packed": True, "layout": "BSH", "batch": 2},
+    "everything": {"heads": 4, "kv_heads": 2, "sq": 70, "sk": 110, "right": 0, "left": 60, "mask": "bhqk", "bias": "hqk",
+                   "alibi": "h", "softcap": 3.0, "sinks": "float32", "dropout": 0.2},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _two_cores():
+    with ascend.Settings(cores=2):
+        yield
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", FEATURES)
+def test_forward(name, dtype):
+    Case(hash(name) % 1000 if False else len(name), dtype=dtype, **FEATURES[name]).check_forward()
