@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import time
 import warnings
@@ -12,7 +13,8 @@ from pathlib import Path
 import mindspore
 from mindspore.graph import api as graph_api
 
-from . import bridge, bridge_build, places
+from .. import library
+from . import bridge, places
 from .report import GraphReport, Report
 
 LEVELS = ("auto", "core", "layout", "block")
@@ -264,14 +266,21 @@ def _use_own_cache_folder(fused):
     here = mindspore.get_context("compile_cache_path") or os.environ.get("MS_COMPILER_CACHE_PATH") or "."
     if fused and _state.cache_path is None:
         _state.cache_path = here
-        name = bridge_build.file_name(mindspore.__version__)
-        options = "-".join(map(str, vars(_state.current[0]).values()))
-        here = str(Path(here) / f"{name.rsplit('.', 1)[0]}-{options}")
+        here = str(Path(here) / f"ms_flash-{_fingerprint(_state.current[0])}")
     elif not fused and _state.cache_path is not None:
         here, _state.cache_path = _state.cache_path, None
     else:
         return
     mindspore.set_context(compile_cache_path=here)
+
+
+def _fingerprint(options):
+    """Of all that decides what a fused graph is: the options, the code of the pass, the library its ops are in."""
+    digest = hashlib.sha256(f"{options} {mindspore.__version__} {library.path()}".encode())
+    for source in sorted(Path(__file__).resolve().parent.rglob("*")):
+        if source.suffix in (".py", ".cpp", ".h"):
+            digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _plan(graph, apply):
