@@ -150,6 +150,7 @@ void Product(const AscendC::LocalTensor<C>& c, const AscendC::LocalTensor<A>& a,
     in.Align("bias", bias->Bytes(1), 64);
     in.Read(bias->Bytes(p.n * int64_t(sizeof(C))));
   }
+  out.in_place = true;  // C is read and written
   if (keep) in.Read(out);
   in.Write(out);
   if (in.ok() && !ClaimUnits(in, out, p.unitFlag, false, PIPE_FIX)) return;
@@ -196,7 +197,7 @@ void Product(const AscendC::LocalTensor<C>& c, const AscendC::LocalTensor<A>& a,
 
 // L0C is Nz: column strips of 16 values; `columns` x `rows` of it go to `target`, converted one by one.
 template <class T, class U>
-void Convert(const Region& target, const Region& source, bool relu, int atomic) {
+void Convert(const Region& target, const Region& source, bool relu, int atomic, bool saturate) {
   uint8_t* flags = target.memory->undefined;
   const uint8_t* source_flags = source.memory->undefined;
   const int64_t n = target.run / int64_t(sizeof(T));
@@ -213,7 +214,7 @@ void Convert(const Region& target, const Region& source, bool relu, int atomic) 
           if constexpr (std::is_same_v<T, U>)
             result = value;
           else
-            result = Converted<T>(static_cast<float>(value), AscendC::RoundMode::CAST_RINT, Current().saturate);
+            result = Converted<T>(static_cast<float>(value), AscendC::RoundMode::CAST_RINT, saturate);
           uint8_t* to = target.memory->data + t + x * int64_t(sizeof(T));
           if (atomic) {
             T old;
@@ -316,7 +317,7 @@ void CopyOut(Region to, bool to_l1, const AscendC::LocalTensor<U>& src, AscendC:
   const bool issued = in.Issue(
       cost,
       [&] {
-        for (int i = 0; i < parts; ++i) Convert<T, U>(target[i], from[i], p.reluEn, atomic);
+        for (int i = 0; i < parts; ++i) Convert<T, U>(target[i], from[i], p.reluEn, atomic, Current().saturate);
       },
       Instruction::Moves{});
   if (issued) ReleaseUnits(units, p.unitFlag, false);

@@ -219,15 +219,27 @@ void TaintLanes(const Shape& shape, const std::array<Operand, N>& operands) {
 
 inline double Repeats(const Shape& shape) { return static_cast<double>(shape.repeats); }
 
-// An instruction that works lane by lane: result = f(operands...).
+inline bool SamePlace(const Operand& a, const Operand& b) {
+  return a.base.memory == b.base.memory && a.base.offset == b.base.offset && a.size == b.size && a.block == b.block;
+}
+
+// An instruction that works lane by lane: result = f(operands...). `accumulates`: the documented exception by which Add
+// and its like may take the last repeat's result as the second source of the next one (a repeat stride of 0).
 template <class D, class... S, class F>
 void IssueLanes(Instruction& in, const VectorRate& rate, const Shape& shape,
-                const std::array<Operand, 1 + sizeof...(S)>& operands, F&& f) {
+                std::array<Operand, 1 + sizeof...(S)> operands, F&& f, bool accumulates = false) {
   static const char* const names[] = {"dst", "src0", "src1", "src2"};
   constexpr size_t kOperands = 1 + sizeof...(S);
+  Operand& dst = operands[0];
+  for (size_t i = 1; i < kOperands; ++i) {
+    Operand& src = operands[i];
+    if (!SamePlace(src, dst)) continue;
+    src.base.in_place = src.repeat == dst.repeat;
+    if (accumulates && i == 2 && (src.repeat == 0 || dst.repeat == 0)) src.base.in_place = dst.base.in_place = true;
+  }
   for (size_t i = 1; i < kOperands; ++i) AddOperand(in, kOperands == 2 ? "src" : names[i], operands[i], shape, false);
-  in.Require(operands[0].block != 0, Fault::parameter, "dstBlkStride is 0");
-  AddOperand(in, "dst", operands[0], shape, true);
+  in.Require(dst.block != 0, Fault::parameter, "dstBlkStride is 0");
+  AddOperand(in, "dst", dst, shape, true);
   in.Issue(
       VectorCost(rate, Repeats(shape)),
       [&] {

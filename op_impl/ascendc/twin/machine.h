@@ -399,7 +399,27 @@ class Instruction {
         {site_.file, name_, site_.line, tick, static_cast<uint16_t>(core_.index), static_cast<uint8_t>(pipe_), atomic});
     for (const Region& region : regions_)
       if (region.memory->cells) CheckCells(region, me);
+    for (const Region& read : regions_)
+      for (const Region& write : regions_)
+        if (read.touch == Touch::read && write.touch == Touch::write && !read.in_place && read.memory == write.memory &&
+            read.Lowest() < write.Highest() && write.Lowest() < read.Highest())
+          CheckOverlap(read, me);
   }
+
+  // A source may be the destination itself, but not overlap it in another way.
+  void CheckOverlap(const Region& read, uint32_t me) {
+    const int64_t granule = read.memory->granule;
+    bool found = false;
+    read.ForEachRun([&](int64_t offset, int64_t bytes) {
+      for (int64_t i = offset / granule; !found && i < (offset + bytes + granule - 1) / granule; ++i)
+        if (read.memory->cells[i].writer == me) {
+          found = true;
+          Report(Fault::parameter, Format("dst and src overlap without being the same, at byte %lld of %s",
+                                          static_cast<long long>(i * granule), read.memory->name.c_str()));
+        }
+    });
+  }
+  void Report(Fault fault, const std::string& what) { machine_.Violate(fault, site_, Where() + what); }
 
   void CheckCells(const Region& region, uint32_t me) {
     Cell* cells = region.memory->cells;
@@ -424,6 +444,11 @@ class Instruction {
         }
         fresh = false;
         last = next = cell;
+        if (region.touch == Touch::write && cell.writer == me && !region.in_place) {
+          Report(Fault::parameter, Format("parts of dst overlap: byte %lld of %s is written twice",
+                                          static_cast<long long>(i * granule), region.memory->name.c_str()));
+          return;
+        }
         switch (region.touch) {
           case Touch::read:
             report(cell.writer, Fault::raw, i);

@@ -97,6 +97,7 @@ struct Region {
   int64_t begin = 0, end = 0;  // the tensor it was taken from: nothing may lie outside
   Touch touch = Touch::read;
   bool trusts_pipe_order = false;  // the hardware orders it against its own pipe (large accumulating Mmad)
+  bool in_place = false;           // may lie on what the same instruction writes, or is written more than once
 
   Region& Run(int64_t bytes) {
     run = bytes;

@@ -50,10 +50,10 @@ void ForEachRepeat(const Shape& shape, const Operand& operand, bool flags, F&& f
 
 // Reduces lanes [begin, end) of a repeat; index is the lane of the first extreme value.
 template <class T>
-T Reduced(ReduceType type, const RepeatLanes<T>& lanes, int64_t begin, int64_t end, int64_t* index, bool* undefined,
-          bool* any) {
+T Reduced(ReduceType type, const RepeatLanes<T>& lanes, int64_t begin, int64_t end, int64_t* index, bool* undefined) {
   T sum[128], best = T(0);
-  *any = *undefined = false;
+  bool any = false;
+  *undefined = false;
   *index = 0;
   for (int64_t l = begin; l < end; ++l) {
     sum[l - begin] = lanes.in[l] ? lanes.value[l] : T(0);
@@ -62,11 +62,11 @@ T Reduced(ReduceType type, const RepeatLanes<T>& lanes, int64_t begin, int64_t e
     const T x = lanes.value[l];
     const bool better = type == ReduceType::MAX ? float(x) > float(best) : float(x) < float(best);
     const bool nan = float(x) != float(x) && float(best) == float(best);
-    if (!*any || better || nan) {
+    if (!any || better || nan) {
       best = x;
       *index = l;
     }
-    *any = true;
+    any = true;
   }
   return type == ReduceType::SUM ? TreeSum(sum, end - begin) : best;
 }
@@ -82,17 +82,11 @@ struct Reduction {
   Site site;
 };
 
-// Stores what `results` tells for each repeat: a list of (byte offset in dst, bytes, data, undefined).
-struct Store {
-  int64_t offset;
-  int64_t bytes;
-  uint8_t data[8];
-  bool undefined;
-};
-
+// One result for every `slot_lanes` lanes of a repeat, `result_bytes` apart; a slot none of whose lanes takes part
+// keeps its old value. result_of(lanes, slot, data) fills in the bytes and tells whether they are undefined.
 template <class T, class F>
-void Reduce(const Reduction<T>& r, int64_t dst_align, int64_t dst_unit, int64_t results, int64_t result_bytes,
-            F&& results_of) {
+void Reduce(const Reduction<T>& r, int64_t dst_align, int64_t dst_unit, int64_t slot_lanes, int64_t result_bytes,
+            F&& result_of) {
   static_assert(kFloats<T>, "reductions take half and float");
   Instruction in(r.name, PIPE_V, r.site);
   in.Field("dstRepStride", r.dst_step, 0, 65535);
@@ -104,22 +98,37 @@ void Reduce(const Reduction<T>& r, int64_t dst_align, int64_t dst_unit, int64_t 
   AddOperand(in, "src", source, shape, false);
   in.Require(!r.dst.Bytes(0).memory || r.dst.GetHardware() == AscendC::Hardware::UB, Fault::parameter,
              "dst is not in UB");
-  const Region target =
-      r.dst.Bytes(results * result_bytes).Dim(shape.parts.empty() ? 0 : shape.repeats, r.dst_step * dst_unit);
-  in.Align("dst", target, dst_align);
-  in.Write(target);
+  in.Align("dst", r.dst.Bytes(1), dst_align);
+  const int64_t step = r.dst_step * dst_unit;
+  std::vector<std::vector<int64_t>> slots;  // with a result, per part
+  for (const LanePart& part : shape.parts) {
+    slots.emplace_back();
+    for (const auto& [begin, end] : part.runs)
+      for (int64_t s = begin / slot_lanes; s <= (end - 1) / slot_lanes; ++s)
+        if (slots.back().empty() || slots.back().back() != s) slots.back().push_back(s);
+    const std::vector<int64_t>& all = slots.back();
+    for (size_t first = 0, i = 1; i <= all.size(); ++i) {
+      if (i < all.size() && all[i] == all[i - 1] + 1) continue;
+      Region target = r.dst.Bytes(static_cast<int64_t>(i - first) * result_bytes);
+      in.Write(target.At(part.first * step + all[first] * result_bytes).Dim(part.repeats, step));
+      first = i;
+    }
+  }
   const auto run = [&](bool flags) {
+    size_t number = 0;
     ForEachRepeat<T>(shape, source, flags, [&](int64_t repeat, const RepeatLanes<T>& lanes) {
-      results_of(lanes, shape.lanes, [&](int64_t slot, const void* data, int64_t bytes, bool undefined) {
-        const int64_t at = target.offset + repeat * r.dst_step * dst_unit + slot * result_bytes;
-        std::memcpy(target.memory->data + at, data, static_cast<size_t>(bytes));
-        std::memset(target.memory->undefined + at, undefined, static_cast<size_t>(bytes));
-      });
+      while (repeat >= shape.parts[number].first + shape.parts[number].repeats) ++number;
+      for (int64_t slot : slots[number]) {
+        uint8_t data[8] = {};
+        const bool undefined = result_of(lanes, slot, data);
+        const int64_t at = repeat * step + slot * result_bytes;
+        std::memcpy(r.dst.Data() + at, data, static_cast<size_t>(result_bytes));
+        if (flags) std::memset(r.dst.Undefined() + at, undefined, static_cast<size_t>(result_bytes));
+      }
     });
   };
-  // The results overwrite sources only if they overlap, which is not allowed; values and flags are stored together.
-  in.Issue(VectorCost(*r.rate, Repeats(shape)), [] {}, [] {});
-  if (in.ok() && Twin().options.effects) run(true);
+  bool tainted = false;
+  in.Issue(VectorCost(*r.rate, Repeats(shape)), [&] { run(tainted); }, [&] { tainted = true; });
 }
 
 template <class T>
@@ -128,45 +137,39 @@ void WholeReduce(const Reduction<T>& r, ReduceOrder order) {
       r.type != ReduceType::SUM && (order == ReduceOrder::ORDER_VALUE_INDEX || order == ReduceOrder::ORDER_INDEX_VALUE);
   const bool only_index = r.type != ReduceType::SUM && order == ReduceOrder::ORDER_ONLY_INDEX;
   const int64_t bytes = both ? 2 * sizeof(T) : only_index ? 4 : sizeof(T);
-  Reduce(r, bytes, bytes, 1, bytes, [&](const RepeatLanes<T>& lanes, int64_t n, auto&& store) {
+  constexpr int64_t lanes_per_repeat = kRepeat / int64_t(sizeof(T));
+  Reduce(r, bytes, bytes, lanes_per_repeat, bytes, [&](const RepeatLanes<T>& lanes, int64_t, uint8_t* data) {
     int64_t index;
-    bool undefined, any;
-    const T value = Reduced(r.type, lanes, 0, n, &index, &undefined, &any);
-    uint8_t data[8] = {};
+    bool undefined;
+    const T value = Reduced(r.type, lanes, 0, lanes_per_repeat, &index, &undefined);
     const uint32_t place = static_cast<uint32_t>(index);
     const int64_t value_at = order == ReduceOrder::ORDER_INDEX_VALUE && both ? sizeof(T) : 0;
     const int64_t index_at = both && order == ReduceOrder::ORDER_VALUE_INDEX ? sizeof(T) : 0;
     if (!only_index) std::memcpy(data + value_at, &value, sizeof(T));
     if (both || only_index) std::memcpy(data + index_at, &place, only_index ? 4 : sizeof(T));
-    store(0, data, bytes, undefined);
+    return undefined;
   });
 }
 
+template <class T>
+void SlotReduce(const Reduction<T>& r, int64_t slot_lanes, int64_t dst_align) {
+  constexpr int64_t size = sizeof(T);
+  const int64_t results = kRepeat / size / slot_lanes;
+  Reduce(r, dst_align, results * size, slot_lanes, size, [&](const RepeatLanes<T>& lanes, int64_t slot, uint8_t* data) {
+    int64_t index;
+    bool undefined;
+    const T value = Reduced(r.type, lanes, slot * slot_lanes, (slot + 1) * slot_lanes, &index, &undefined);
+    std::memcpy(data, &value, size);
+    return undefined;
+  });
+}
 template <class T>
 void BlockReduce(const Reduction<T>& r) {
-  constexpr int64_t size = sizeof(T), lanes_per_block = kBlock / size;
-  Reduce(r, 8 * size, 8 * size, 8, size, [&](const RepeatLanes<T>& lanes, int64_t, auto&& store) {
-    for (int64_t block = 0; block < 8; ++block) {
-      int64_t index;
-      bool undefined, any;
-      const T value =
-          Reduced(r.type, lanes, block * lanes_per_block, (block + 1) * lanes_per_block, &index, &undefined, &any);
-      store(block, &value, size, undefined || !any);  // a block without lanes has no result to rely on
-    }
-  });
+  SlotReduce(r, kBlock / int64_t(sizeof(T)), 8 * int64_t(sizeof(T)));
 }
-
 template <class T>
 void PairReduce(const Reduction<T>& r) {
-  constexpr int64_t size = sizeof(T), pairs = kRepeat / size / 2;
-  Reduce(r, kBlock, pairs * size, pairs, size, [&](const RepeatLanes<T>& lanes, int64_t, auto&& store) {
-    for (int64_t pair = 0; pair < pairs; ++pair) {
-      int64_t index;
-      bool undefined, any;
-      const T value = Reduced(r.type, lanes, 2 * pair, 2 * pair + 2, &index, &undefined, &any);
-      store(pair, &value, size, undefined || !any);
-    }
-  });
+  SlotReduce(r, 2, kBlock);
 }
 
 }  // namespace ms_twin

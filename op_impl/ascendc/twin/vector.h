@@ -15,6 +15,8 @@ constexpr bool kFloats = kOneOf<T, half, float>;
 template <class T>
 constexpr bool kNumbers = kOneOf<T, half, float, int16_t, int32_t>;
 template <class T>
+constexpr bool kReluNumbers = kOneOf<T, half, float, int16_t>;
+template <class T>
 constexpr bool kSigned = kOneOf<T, half, float, int32_t>;
 template <class T>
 constexpr bool kShorts = kOneOf<T, int16_t, uint16_t>;
@@ -34,25 +36,30 @@ T Arithmetic(T a, T b, FloatOp float_op, IntOp int_op) {
     return Wrapped<T>(int_op(int64_t(a), int64_t(b)));
 }
 
+// kAccumulates: see IssueLanes.
 struct AddOp {
+  static constexpr bool kAccumulates = true;
   template <class T>
   static T Do(T a, T b) {
     return Arithmetic(a, b, [](float x, float y) { return x + y; }, [](int64_t x, int64_t y) { return x + y; });
   }
 };
 struct SubOp {
+  static constexpr bool kAccumulates = true;
   template <class T>
   static T Do(T a, T b) {
     return Arithmetic(a, b, [](float x, float y) { return x - y; }, [](int64_t x, int64_t y) { return x - y; });
   }
 };
 struct MulOp {
+  static constexpr bool kAccumulates = true;
   template <class T>
   static T Do(T a, T b) {
     return Arithmetic(a, b, [](float x, float y) { return x * y; }, [](int64_t x, int64_t y) { return x * y; });
   }
 };
 struct DivOp {
+  static constexpr bool kAccumulates = false;
   template <class T>
   static T Do(T a, T b) {
     return T(float(a) / float(b));
@@ -60,6 +67,7 @@ struct DivOp {
 };
 // A NaN wins, so that an error stays visible.
 struct MaxOp {
+  static constexpr bool kAccumulates = true;
   template <class T>
   static T Do(T a, T b) {
     return Arithmetic(
@@ -68,6 +76,7 @@ struct MaxOp {
   }
 };
 struct MinOp {
+  static constexpr bool kAccumulates = true;
   template <class T>
   static T Do(T a, T b) {
     return Arithmetic(
@@ -76,24 +85,28 @@ struct MinOp {
   }
 };
 struct AndOp {
+  static constexpr bool kAccumulates = false;
   template <class T>
   static T Do(T a, T b) {
     return static_cast<T>(a & b);
   }
 };
 struct OrOp {
+  static constexpr bool kAccumulates = false;
   template <class T>
   static T Do(T a, T b) {
     return static_cast<T>(a | b);
   }
 };
 struct AddReluOp {
+  static constexpr bool kAccumulates = true;
   template <class T>
   static T Do(T a, T b) {
     return MaxOp::Do(AddOp::Do(a, b), T(0));
   }
 };
 struct SubReluOp {
+  static constexpr bool kAccumulates = true;
   template <class T>
   static T Do(T a, T b) {
     return MaxOp::Do(SubOp::Do(a, b), T(0));
@@ -170,7 +183,7 @@ void Unary(const char* name, const VectorRate& rate, const AscendC::LocalTensor<
 template <class D, class S0, class S1, class F>
 void Binary(const char* name, const VectorRate& rate, const AscendC::LocalTensor<D>& dst,
             const AscendC::LocalTensor<S0>& s0, const AscendC::LocalTensor<S1>& s1, const Mask& mask, int64_t repeat,
-            const AscendC::BinaryRepeatParams& p, Site site, F&& f) {
+            const AscendC::BinaryRepeatParams& p, Site site, F&& f, bool accumulates = false) {
   Instruction in(name, PIPE_V, site);
   CheckBinary(in, p);
   const Shape shape = MakeShape(in, mask, repeat, std::max({sizeof(D), sizeof(S0), sizeof(S1)}));
@@ -179,12 +192,15 @@ void Binary(const char* name, const VectorRate& rate, const AscendC::LocalTensor
   const std::array<Operand, 3> operands = {MakeOperand(dst, p.dstBlkStride, p.dstRepStride),
                                            MakeOperand(s0, p.src0BlkStride, p.src0RepStride),
                                            MakeOperand(s1, p.src1BlkStride, p.src1RepStride)};
-  IssueLanes<D, S0, S1>(in, rate, shape, operands, [&](int64_t n, uint8_t* out, const std::array<int64_t, 3>& at) {
-    D* to = reinterpret_cast<D*>(out);
-    const S0* x = reinterpret_cast<const S0*>(DataOf(operands[1], at[1]));
-    const S1* y = reinterpret_cast<const S1*>(DataOf(operands[2], at[2]));
-    for (int64_t i = 0; i < n; ++i) to[i] = Finished(f(x[i], y[i]), saturate);
-  });
+  IssueLanes<D, S0, S1>(
+      in, rate, shape, operands,
+      [&](int64_t n, uint8_t* out, const std::array<int64_t, 3>& at) {
+        D* to = reinterpret_cast<D*>(out);
+        const S0* x = reinterpret_cast<const S0*>(DataOf(operands[1], at[1]));
+        const S1* y = reinterpret_cast<const S1*>(DataOf(operands[2], at[2]));
+        for (int64_t i = 0; i < n; ++i) to[i] = Finished(f(x[i], y[i]), saturate);
+      },
+      accumulates);
 }
 
 // dst = f(dst, s0, s1): the instruction reads what it accumulates into.
@@ -223,28 +239,31 @@ namespace AscendC {
 
 // The names cannot be template parameters: these macros write the three forms of an operation. They are undefined
 // below.
-#define MS_TWIN_BINARY(Name, Op, Rate, Types)                                                                         \
-  template <class T, bool isSetMask = true>                                                                           \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, int32_t count,         \
-            ms_twin::Site site = ms_twin::Site::Here()) {                                                             \
-    static_assert(ms_twin::Types<T>, #Name " is not defined for this type");                                          \
-    ms_twin::Binary(#Name, ms_twin::Rate, dst, src0, src1,                                                            \
-                    ms_twin::Choose(isSetMask, ms_twin::Mask::Count(static_cast<uint64_t>(int64_t(count)))), 1, {},   \
-                    site, [](T a, T b) { return ms_twin::Op::Do(a, b); });                                            \
-  }                                                                                                                   \
-  template <class T, bool isSetMask = true>                                                                           \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, uint64_t mask,         \
-            const ms_twin::U8 repeat, const BinaryRepeatParams& params, ms_twin::Site site = ms_twin::Site::Here()) { \
-    static_assert(ms_twin::Types<T>, #Name " is not defined for this type");                                          \
-    ms_twin::Binary(#Name, ms_twin::Rate, dst, src0, src1, ms_twin::Choose(isSetMask, ms_twin::Mask::Lanes(mask)),    \
-                    repeat, params, site, [](T a, T b) { return ms_twin::Op::Do(a, b); });                            \
-  }                                                                                                                   \
-  template <class T, bool isSetMask = true>                                                                           \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, const uint64_t mask[], \
-            const ms_twin::U8 repeat, const BinaryRepeatParams& params, ms_twin::Site site = ms_twin::Site::Here()) { \
-    static_assert(ms_twin::Types<T>, #Name " is not defined for this type");                                          \
-    ms_twin::Binary(#Name, ms_twin::Rate, dst, src0, src1, ms_twin::Choose(isSetMask, ms_twin::Mask::Bits(mask)),     \
-                    repeat, params, site, [](T a, T b) { return ms_twin::Op::Do(a, b); });                            \
+#define MS_TWIN_BINARY(Name, Op, Rate, Types)                                                                          \
+  template <class T, bool isSetMask = true>                                                                            \
+  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, int32_t count,          \
+            ms_twin::Site site = ms_twin::Site::Here()) {                                                              \
+    static_assert(ms_twin::Types<T>, #Name " is not defined for this type");                                           \
+    ms_twin::Binary(                                                                                                   \
+        #Name, ms_twin::Rate, dst, src0, src1,                                                                         \
+        ms_twin::Choose(isSetMask, ms_twin::Mask::Count(static_cast<uint64_t>(int64_t(count)))), 1, {}, site,          \
+        [](T a, T b) { return ms_twin::Op::Do(a, b); }, ms_twin::Op::kAccumulates && ms_twin::kSigned<T>);             \
+  }                                                                                                                    \
+  template <class T, bool isSetMask = true>                                                                            \
+  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, uint64_t mask,          \
+            const ms_twin::U8 repeat, const BinaryRepeatParams& params, ms_twin::Site site = ms_twin::Site::Here()) {  \
+    static_assert(ms_twin::Types<T>, #Name " is not defined for this type");                                           \
+    ms_twin::Binary(                                                                                                   \
+        #Name, ms_twin::Rate, dst, src0, src1, ms_twin::Choose(isSetMask, ms_twin::Mask::Lanes(mask)), repeat, params, \
+        site, [](T a, T b) { return ms_twin::Op::Do(a, b); }, ms_twin::Op::kAccumulates && ms_twin::kSigned<T>);       \
+  }                                                                                                                    \
+  template <class T, bool isSetMask = true>                                                                            \
+  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, const uint64_t mask[],  \
+            const ms_twin::U8 repeat, const BinaryRepeatParams& params, ms_twin::Site site = ms_twin::Site::Here()) {  \
+    static_assert(ms_twin::Types<T>, #Name " is not defined for this type");                                           \
+    ms_twin::Binary(                                                                                                   \
+        #Name, ms_twin::Rate, dst, src0, src1, ms_twin::Choose(isSetMask, ms_twin::Mask::Bits(mask)), repeat, params,  \
+        site, [](T a, T b) { return ms_twin::Op::Do(a, b); }, ms_twin::Op::kAccumulates && ms_twin::kSigned<T>);       \
   }
 
 MS_TWIN_BINARY(Add, AddOp, kRateAdd, kNumbers)
@@ -255,8 +274,8 @@ MS_TWIN_BINARY(Max, MaxOp, kRateAdd, kNumbers)
 MS_TWIN_BINARY(Min, MinOp, kRateAdd, kNumbers)
 MS_TWIN_BINARY(And, AndOp, kRateAdd, kShorts)
 MS_TWIN_BINARY(Or, OrOp, kRateAdd, kShorts)
-MS_TWIN_BINARY(AddRelu, AddReluOp, kRateAdd, kNumbers)
-MS_TWIN_BINARY(SubRelu, SubReluOp, kRateAdd, kNumbers)
+MS_TWIN_BINARY(AddRelu, AddReluOp, kRateAdd, kReluNumbers)
+MS_TWIN_BINARY(SubRelu, SubReluOp, kRateAdd, kReluNumbers)
 #undef MS_TWIN_BINARY
 
 #define MS_TWIN_UNARY(Name, Rate, Types, Expression)                                                               \
