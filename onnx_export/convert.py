@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,9 +74,11 @@ class Converter:
             raise Unsupported("a loop whose number of turns the graph does not know")
         graph = self.program.graphs[name]
         env = dict(zip((entry[0] for entry in graph.inputs), inputs))
+        memory = Memory(env)
         self._stack.append(name)
         for done, node in enumerate(graph.nodes):
             env[node.name] = self._node(node, env)
+            memory.after(node)
             if self.progress and len(self._stack) == 1:
                 self.progress(done + 1, len(graph.nodes))
         self._stack.pop()
@@ -87,7 +91,7 @@ class Converter:
             inputs.insert(0, self._value(node.attrs["callee"], env))
         if any(_contains_failure(x) for x in inputs):
             return _Failed()
-        rule = RULES.get(node.op)
+        rule = rule_of(node.op)
         scope = _readable(node.scope)
         if rule is None:
             self.refusals.append(Refusal(node.op, scope, ""))
@@ -95,17 +99,34 @@ class Converter:
         outer, self.builder.scope = self.builder.scope, scope
         depth = len(self._stack)
         try:
+            if in_place(node):
+                self._check_in_place(node)
+                if node.op not in RULES:
+                    node = dataclasses.replace(node, op=node.op[len("Inplace"):])
             result = rule(self.builder, node, *[x for x in inputs if not isinstance(x, Monad)])
             return _typed(result, node.type)
         except Unsupported as reason:
             self.refusals.append(Refusal(node.op, scope, str(reason)))
-        except (TypeError, ValueError, IndexError, AttributeError) as error:
+        except Exception as error:
             # a rule that met what it does not expect, such as an input that a newer MindSpore has added
             self.refusals.append(Refusal(node.op, scope, f"its rule failed: {type(error).__name__}: {error}"))
         finally:
             self.builder.scope = outer
             del self._stack[depth:]
         return _Failed()
+
+    def _check_in_place(self, node):
+        target = node.inputs[0]
+        if target in self.program.parameters:
+            raise Unsupported(f"it changes the parameter '{self.program.parameters[target].name}', but a model keeps "
+                              "nothing from run to run: make it an input and an output")
+        maker = self._makers.get(target)
+        if maker is None or maker.op.endswith("View"):
+            raise Unsupported("it changes a view, or a value from outside, in place")
+
+    @functools.cached_property
+    def _makers(self):
+        return {node.name: node for graph in self.program.graphs.values() for node in graph.nodes}
 
     def _value(self, name, env):
         if name in env:
@@ -122,6 +143,43 @@ class Converter:
         if name in self.program.graphs:
             return SubGraph(name)
         return _wrapped(self.builder, self.program.constants[name])
+
+
+_WRITERS = ("Assign", "AssignAdd", "AssignSub", "ScatterNdUpdate", "ScatterUpdate")
+
+
+def in_place(node):
+    """Whether the node writes into its first input."""
+    return node.op.startswith("Inplace") or node.op in _WRITERS
+
+
+def rule_of(op):
+    """The rule for a primitive; that of an in-place one gives what it writes."""
+    rule = RULES.get(op)
+    if rule is None and op.startswith("Inplace"):
+        rule = RULES.get(op[len("Inplace"):])
+    return rule
+
+
+class Memory:
+    """Keeps values right that are changed in place: MindSpore reads such a value through a Load, in order.
+
+    All names of one piece of memory get the new value.
+    """
+
+    def __init__(self, env):
+        self.env = env
+        self.shared: dict[str, list[str]] = {}
+
+    def after(self, node):
+        """To be called when the node has its value."""
+        if not in_place(node):
+            return
+        names = self.shared.setdefault(node.inputs[0], [node.inputs[0]])
+        names.append(node.name)
+        self.shared[node.name] = names
+        for name in names:
+            self.env[name] = self.env[node.name]
 
 
 def _wrapped(builder, value):

@@ -16,15 +16,17 @@ _SMALL = 1024                       # bytes that stay in the model whatever the 
 
 
 def prune(block: Block, wanted: set[str]):
-    """Removes the nodes that no result needs, and the names of outputs that nobody reads. `wanted` grows by what the
-    block reads from outside."""
+    """Removes the nodes that no result needs, and from nodes of other domains the optional outputs that nobody reads.
+
+    `wanted` grows by what the block reads from outside.
+    """
     kept = []
     wanted.update(t.name for t in block.outputs)
     for node in reversed(block.nodes):
         if not wanted.intersection(filter(None, node.outputs)):
             continue
         kept.append(node)
-        if len(node.outputs) > 1:
+        if node.domain:         # ONNX's own may have outputs that have to be there, such as those of Split
             node.outputs = [name if name in wanted else "" for name in node.outputs]
         wanted.update(filter(None, node.inputs))
         for value in node.attrs.values():

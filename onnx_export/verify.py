@@ -133,8 +133,21 @@ def _trials(net, args, found, verify, certificate):
 
 def run_net(net, args):
     """Arrays that the net returns, flat, None left out."""
-    with evaluating(net), _score_on_cpu():
+    with evaluating(net), _score_on_cpu(), _one_by_one():
         return _flat_arrays(net(*args))
+
+
+@contextlib.contextmanager
+def _one_by_one():
+    """A primitive without a kernel fails where it is called; launched ahead it may take the process down."""
+    import mindspore as ms
+
+    before = ms.get_context("pynative_synchronize")
+    ms.set_context(pynative_synchronize=True)
+    try:
+        yield
+    finally:
+        ms.set_context(pynative_synchronize=before)
 
 
 def _flat_arrays(value):

@@ -100,7 +100,7 @@ def _bias_add(b, node, x, bias, data_format="NCHW"):
     return binary(b, "Add", x, bias)
 
 
-@register("AddExt", "SubExt", "AddScalar", "SubScalar")
+@register("AddExt", "SubExt", "AddScalar", "SubScalar", "AddsExt")
 def scaled(b, node, x, y, alpha=1):
     dtype = result_dtype(node, x)
     x, y = b.tensor(x, dtype), b.tensor(y, dtype)

@@ -185,7 +185,7 @@ def index(b, node, x, indices):
     raise Unsupported("this kind of index")
 
 
-@register("TensorScatterUpdate")
+@register("TensorScatterUpdate", "ScatterNdUpdate")
 def scatter_nd(b, node, x, indices, updates):
     return b.op("ScatterND", x, b.cast(indices, "int64"), updates)
 
@@ -213,7 +213,7 @@ def where(b, condition, x, y):
     return b.op("Where", condition, x, y, dtype=x.dtype, shape=shape)
 
 
-@register("MaskedFill", "MaskedFillScalar")
+@register("MaskedFill", "MaskedFillScalar", "MaskedFillTensor")
 def masked_fill(b, node, x, mask, value):
     return where(b, b.tensor(mask, "bool"), b.tensor(value, x.dtype), x)
 

@@ -309,6 +309,12 @@ def like(b, node, x, *args):
     return full(b, dims, value, node.type.dtype)
 
 
+@register("InplaceZero", "InplaceFillScalar", "InplaceFillTensor", "InplaceCopy", "Assign")
+def overwrite(b, node, x, value=0, *rest):
+    dims = [b.length(x, i) for i in range(x.rank)]
+    return expand(b, b.tensor(value, x.dtype), dims) if isinstance(value, Tensor) else full(b, dims, value, x.dtype)
+
+
 @register("Roll")
 def roll(b, node, x, shifts=None, axes=None):
     shifts = axes_of(node.attrs["shift"] if shifts is None else shifts)
