@@ -16,16 +16,17 @@ class Attention(nn.Cell):
 
     def __init__(self, dropout=0.0):
         super().__init__()
+        self.split, self.scale = (LENGTH, HEADS, WIDTH // HEADS), (WIDTH // HEADS) ** 0.5   # AMP O1 sees no globals
         self.query, self.key, self.value, self.out = (nn.Dense(WIDTH, WIDTH) for _ in range(4))
         self.mask = Tensor(np.triu(np.full((1, 1, LENGTH, LENGTH), -np.inf, np.float32), 1))
         self.dropout = nn.Dropout(p=dropout) if dropout else None
 
     def heads(self, x):
-        return x.reshape(x.shape[0], x.shape[1], HEADS, WIDTH // HEADS).transpose(0, 2, 1, 3)
+        return x.reshape((x.shape[0],) + self.split).transpose(0, 2, 1, 3)
 
     def construct(self, x):
         query, key, value = self.heads(self.query(x)), self.heads(self.key(x)), self.heads(self.value(x))
-        scores = ops.matmul(query, key.swapaxes(-1, -2)) / (WIDTH // HEADS) ** 0.5
+        scores = ops.matmul(query, key.swapaxes(-1, -2)) / self.scale
         weights = ops.softmax(scores + self.mask.astype(scores.dtype), -1)
         if self.dropout is not None:
             weights = self.dropout(weights)
