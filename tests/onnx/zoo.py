@@ -748,7 +748,7 @@ def in_place():
             before = y * 5
             y += x
             between = y * 3
-            y.mul_(2)
+            y *= 2
             y[0] = 7.0
             return before, between, y + between
 

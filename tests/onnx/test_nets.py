@@ -1,0 +1,71 @@
+"""Nets in the shapes of real ones: exported, checked, and run in stock ONNX Runtime at three shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+import mindspore as ms
+import zoo
+from ms_flash.onnx_export import inputs as net_inputs
+from ms_flash.onnx_export import verify
+
+from ms_flash import export_onnx
+
+# How many attentions each net writes out in small ops that have to become the node; the others call ms_flash or have
+# none. Left as it is, on purpose: swin's, whose mask is per window.
+WRITTEN_OUT = {"gpt2": 2, "bert": 2, "minilm_pooled": 2, "vit": 1, "llama_naive": 2, "t5": 1, "whisper_decoder": 2,
+               "whisper_encoder": 1, "mint_block": 1, "mindspore_encoder": 2, "bloom": 1}
+LEFT = {"swin": 1}
+NODES = {**WRITTEN_OUT, "llama": 2, "llama_decoder": 2, "detr_decoder": 1, "flash_everything": 4, "flash_layouts": 3,
+         "flash_varlen": 1, "score_call": 1, "score_causal": 1, "multihead": 1, "gemma": 1, "unet_attention": 1}
+
+
+def third_shape(net, inputs, options, path):
+    """Largest error at lengths that neither the export nor its verification has seen."""
+    found, _ = net_inputs.describe(net, inputs, None, options["dynamic_axes"])
+    lengths = {name: n + 3 for name, n in net_inputs.lengths_of(found).items()}
+    arrays = net_inputs.redrawn(found, lengths, np.random.default_rng(7))
+    expected = verify.run_net(net, net_inputs.substituted(inputs, found, arrays))
+    running = verify.session(path)
+    got = verify.run_session(running, [o.name for o in running.get_outputs()], arrays)
+    assert [x.shape for x in got] == [x.shape for x in expected]
+    return max(verify.difference(x, y) for x, y in zip(got, expected))
+
+
+@pytest.mark.parametrize("name", zoo.NETS)
+def test_net(name, tmp_path):
+    ms.set_seed(0)
+    net, inputs, options = zoo.build(name)
+    certificate = export_onnx(net, *inputs, file_name=tmp_path / "net.onnx", tolerance=1e-5, **options)
+    assert len(certificate.runs) == 3, certificate
+    assert f"{NODES.get(name, 0)} FlashAttention nodes" in str(certificate) or name not in NODES, certificate
+    assert sum(site.fused for site in certificate.sites) == WRITTEN_OUT.get(name, 0), certificate
+    assert sum(not site.fused for site in certificate.sites) == LEFT.get(name, 0), certificate
+    if options["dynamic_axes"]:
+        assert third_shape(net, inputs, options, tmp_path / "net.onnx") <= 1e-5
+
+
+def test_there_are_at_least_25_nets():
+    assert len(zoo.NETS) >= 25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["inlined", "standard"])
+@pytest.mark.parametrize("name", zoo.NETS)
+def test_net_in_other_profiles(name, profile, tmp_path):
+    net, inputs, options = zoo.build(name)
+    certificate = export_onnx(net, *inputs, file_name=tmp_path / "net.onnx", tolerance=1e-5, profile=profile, **options)
+    assert certificate.runs and certificate.passed
+    assert "FlashAttention nodes" not in str(certificate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRITTEN_OUT)
+def test_left_as_written_on_request(name, tmp_path):
+    net, inputs, options = zoo.build(name)
+    certificate = export_onnx(net, *inputs, file_name=tmp_path / "net.onnx", tolerance=1e-5, fuse=False, **options)
+    assert certificate.passed and not certificate.sites
+    assert "FlashAttention" not in str(certificate)
