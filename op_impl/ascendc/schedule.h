@@ -62,4 +62,81 @@ class Stream {
   Stack now_{};
 };
 
+// Queries [row0, row0 + rows) of one head against keys [key0, key0 + keys): the unit of the backward's pipeline.
+struct Pair {
+  int32_t batch, kv_head, part;
+  int64_t head;
+  int32_t row0, rows, key0, keys;
+};
+
+// All pairs of one core, in order: key blocks of an item, heads of the group, query blocks. `sequence(b)` gives the
+// lengths of a sequence, as anything with q_len and k_len.
+template <class Items, class Sequences>
+class PairStream {
+ public:
+  MSF_ALWAYS_INLINE PairStream(const BackwardTiling& t, Items items, const Sequences& sequences, int64_t core)
+      : t_(t), items_(items), sequences_(sequences), core_(core) {}
+
+  MSF_ALWAYS_INLINE bool next(Pair* out) {
+    for (;;) {
+      while (row_ >= row_end_) {
+        if (!next_rows()) return false;
+      }
+      Pair p;
+      p.batch = item_.batch;
+      p.kv_head = item_.kv_head;
+      p.part = item_.part;
+      p.head = int64_t(item_.kv_head) * t_.a.group + head_;
+      p.row0 = int32_t(row_);
+      p.rows = int32_t(row_end_ - row_ < t_.block_q ? row_end_ - row_ : t_.block_q);
+      row_ += p.rows;
+      const BlockRange r = block_range(band(), p.row0, int64_t(p.row0) + p.rows, key_, key_end_);
+      if (r.empty()) continue;
+      p.key0 = int32_t(r.lo / 16 * 16);
+      if (p.key0 < key_) p.key0 = int32_t(key_);
+      p.keys = int32_t(r.hi) - p.key0;
+      *out = p;
+      return true;
+    }
+  }
+
+ private:
+  MSF_ALWAYS_INLINE Band band() const {
+    return Band(q_len_, k_len_, t_.a.left, t_.a.right, t_.a.bottom_right != 0);
+  }
+  // The queries of the next head, or of the next key block, or of the next item.
+  MSF_ALWAYS_INLINE bool next_rows() {
+    ++head_;
+    if (head_ >= t_.a.group) {
+      head_ = 0;
+      key_ = key_end_;
+      if (key_ >= item_.key1) {
+        const int64_t at = dealt(turn_++, core_, t_.cores);
+        if (at >= t_.items) return false;
+        item_.batch = items_[at].batch;
+        item_.kv_head = items_[at].kv_head;
+        item_.key0 = items_[at].key0;
+        item_.key1 = items_[at].key1;
+        item_.part = items_[at].part;
+        const auto sequence = sequences_(item_.batch);
+        q_len_ = sequence.q_len;
+        k_len_ = sequence.k_len;
+        key_ = item_.key0;
+      }
+      key_end_ = key_ + t_.block_k < item_.key1 ? key_ + t_.block_k : item_.key1;
+    }
+    const Band b = band();
+    row_ = Band::clamp(b.first_query(key_), 0, q_len_);
+    row_end_ = Band::clamp(b.last_query(key_end_ - 1) + 1, 0, q_len_);
+    return true;
+  }
+
+  const BackwardTiling& t_;
+  Items items_;
+  const Sequences& sequences_;
+  int64_t core_, turn_ = 0;
+  BackwardItem item_{0, 0, 0, 0, 0};
+  int64_t q_len_ = 0, k_len_ = 0, key_ = 0, key_end_ = 0, row_ = 0, row_end_ = 0, head_ = int64_t(1) << 40;
+};
+
 }  // namespace msf

@@ -70,4 +70,28 @@ struct ForwardTiling {
   } ws;
 };
 
+// Keys [key0, key1) of one sequence and KV head against all queries that see them.
+struct BackwardItem {
+  int32_t batch, kv_head, key0, key1;
+  int32_t part;  // which dQ accumulator takes what these keys contribute
+};
+
+struct BackwardTiling {
+  AttentionTiling a;
+  TensorLayout dout, dq, dk, dv;
+  int64_t k_stat_b, k_stat_h;  // strides of a row of K or V, counted in rows
+  int32_t cores, depth, block_q, block_k, has_dlse;
+  int64_t items, parts;  // parts: dQ accumulators; with atomic accumulation one serves all
+  int64_t q_stats, k_stats;  // rows of Q, and of K, over all batches and heads
+  struct {
+    int32_t tile, score, grad, prob, dscore, scratch, plane, slope, stats, spread, index, end;
+  } ub;
+  struct {
+    int32_t rows, channels, stream, slot, end;
+  } l1;
+  struct {
+    int64_t score, grad, prob, dscore, delta, dq, dq_part, dk, dv, end;
+  } ws;
+};
+
 }  // namespace msf

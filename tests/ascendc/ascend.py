@@ -76,7 +76,7 @@ class Settings:
     """Settings of the twin and the tiling for the length of a `with` block."""
 
     DEFAULTS = {"soc": "910B3", "cores": 0, "effects": 1, "strict": 1, "reverse": 0, "block_m": 0, "stack_n": 0,
-                "depth": 0}
+                "depth": 0, "atomic": 0}
 
     def __init__(self, **settings):
         self.settings = settings

@@ -1,30 +1,15 @@
 #include "ascendc/op_host/tiling.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <numeric>
-#include <sstream>
-#include <stdexcept>
 
+#include "ascendc/op_host/tiling_parts.h"
 #include "ascendc/schedule.h"
 
 namespace msf {
 
 namespace {
-
-template <class... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
-  std::ostringstream text;
-  text << "For 'flash_attention' on Ascend, ";
-  (text << ... << parts);
-  throw std::invalid_argument(text.str());
-}
-
-int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
-
-TensorLayout layout_of(const Tensor4& x) { return {x.b, x.h, x.s, 0}; }
 
 PlaneLayout layout_of(const Plane& x) { return {x.b, x.h, x.q, int32_t(x.k), DataType(x.dtype)}; }
 
@@ -36,8 +21,6 @@ int64_t from_environment(const char* name) {
   if (*end || value < 0) fail("the environment variable ", name, " must be a number >= 0, but got '", text, "'.");
   return value;
 }
-
-constexpr int64_t kFractal = 16, kSelectScratch = 8 * 1024;
 
 }  // namespace
 
@@ -74,26 +57,6 @@ AttentionTiling attention_tiling(const Problem& p) {
 
 namespace {
 
-// Takes bytes from a memory of a given size.
-class Budget {
- public:
-  Budget(const char* name, int64_t size) : name_(name), size_(size) {}
-  int32_t take(int64_t bytes) {
-    const int64_t at = used_;
-    used_ += round_up(bytes, 32);
-    return int32_t(at);
-  }
-  bool fits() const { return used_ <= size_; }
-  int32_t used() const { return int32_t(used_); }
-  void check() const {
-    if (!fits()) fail("the buffers in ", name_, " take ", used_, " bytes of ", size_, ": choose smaller blocks.");
-  }
-
- private:
-  const char* name_;
-  int64_t size_, used_ = 0;
-};
-
 bool place_in_ub(ForwardTiling* t, int64_t size, int64_t tile) {
   const AttentionTiling& a = t->a;
   const bool planes = a.mask.dtype != DataType::none || a.bias.dtype != DataType::none || a.dropout == 2;
@@ -104,7 +67,7 @@ bool place_in_ub(ForwardTiling* t, int64_t size, int64_t tile) {
   t->ub.input = ub.take(2 * tile);
   t->ub.prob = ub.take(tile);
   t->ub.acc = ub.take(round_up((t->block_m + 1) / 2, 8) * a.dv * 4);
-  t->ub.scratch = ub.take(full_scratch ? tile : tile / 2);
+  t->ub.scratch = ub.take(full_scratch ? tile : tile / 4 * 3);
   t->ub.plane = ub.take(planes ? tile + tile / 32 : 0);
   t->ub.row_max = ub.take(ring);
   t->ub.row_sum = ub.take(ring);
@@ -158,11 +121,6 @@ std::vector<double> share_out(const ForwardTiling& t, const std::vector<double>&
   return sum;
 }
 
-double imbalance_of(const std::vector<double>& cores) {
-  const double total = std::accumulate(cores.begin(), cores.end(), 0.0);
-  return total > 0 ? *std::max_element(cores.begin(), cores.end()) * cores.size() / total - 1 : 0;
-}
-
 // The items with at most `most` blocks of block_n keys each, costly ones first.
 void cut(const Problem& p, ForwardPlan* plan, int64_t most) {
   ForwardTiling& t = plan->tiling;
@@ -202,8 +160,7 @@ void cut(const Problem& p, ForwardPlan* plan, int64_t most) {
   t.ws.end = t.ws.slots + slots * t.heads_per_item * t.ws.slot_bytes;
 }
 
-// Cuts rows' keys into parts only where whole items leave cores idle. How is decided for the core counts that exist,
-// not for the one at hand: results do not depend on the chip.
+// Cuts rows' keys into parts only where whole items leave cores idle.
 void balance(const Problem& p, ForwardPlan* plan) {
   constexpr double kGoodEnough = 0.04;
   int64_t longest = 1;
@@ -218,7 +175,7 @@ void balance(const Problem& p, ForwardPlan* plan) {
     std::vector<double> costs;
     for (const WorkItem& w : plan->items) costs.push_back(cost_of(plan->tiling, w));
     double worst = 0, busiest = 0;
-    for (int64_t cores : {20, 24}) {
+    for (int64_t cores : kCoreCounts) {
       const std::vector<double> sums = share_out(plan->tiling, costs, cores);
       worst = std::max(worst, imbalance_of(sums));
       busiest += *std::max_element(sums.begin(), sums.end()) * double(cores);

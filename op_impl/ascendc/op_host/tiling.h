@@ -12,6 +12,7 @@ namespace msf {
 // What may be chosen from outside; 0: by the tiling.
 struct TilingChoice {
   int64_t block_m = 0, stack_n = 0, depth = 0;
+  bool atomic = false;  // backward: all cores add to one dQ, in whatever order
 
   // From the environment: MS_FLASH_BLOCK_M, MS_FLASH_BLOCK_N (keys per stack), MS_FLASH_DEPTH.
   static TilingChoice from_environment();
@@ -28,8 +29,20 @@ struct ForwardPlan {
   double imbalance() const;                                    // largest over mean cost, minus 1
 };
 
-// Throws std::invalid_argument for what the kernels do not take.
+struct BackwardPlan {
+  BackwardTiling tiling{};
+  std::vector<BackwardItem> items;
+  std::vector<double> costs;  // of the items
+
+  std::vector<uint8_t> bytes() const;
+  int64_t workspace() const { return tiling.ws.end; }
+  std::vector<double> cost_per_core() const;
+  double imbalance() const;
+};
+
+// Throw std::invalid_argument for what the kernels do not take.
 ForwardPlan plan_forward(const Problem& p, const Soc& soc, const TilingChoice& choice = {});
+BackwardPlan plan_backward(const Problem& p, const Soc& soc, const TilingChoice& choice = {});
 
 AttentionTiling attention_tiling(const Problem& p);
 

@@ -51,8 +51,9 @@ struct TileRows {
   int64_t head0;
   int32_t row0, rows, count;  // count: rows * pack
 
-  __aicore__ inline TileRows(const Stack& s, int32_t pack)
-      : head0(s.head), row0(s.item.row0), rows(s.item.rows), count(s.item.rows * pack) {}
+  __aicore__ inline TileRows(int64_t head, int32_t first_row, int32_t n, int32_t pack)
+      : head0(head), row0(first_row), rows(n), count(n * pack) {}
+  __aicore__ inline TileRows(const Stack& s, int32_t pack) : TileRows(s.head, s.item.row0, s.item.rows, pack) {}
   __aicore__ inline int64_t Head(int32_t r) const { return head0 + r / rows; }
   __aicore__ inline int32_t Query(int32_t r) const { return row0 + r % rows; }
   // how many rows from r on, below `end`, belong to the same head
@@ -75,6 +76,6 @@ __aicore__ inline float ScalarToFloat(half x) { return static_cast<float>(x); }
 __aicore__ inline float ScalarToFloat(bfloat16_t x) { return AscendC::ToFloat(x); }
 
 // Flags between the cube core and its two vector cores (mode 2).
-enum CrossFlag : uint16_t { kScoreReady = 1, kProbReady = 2, kOutReady = 3 };
+enum CrossFlag : uint16_t { kScoreReady = 1, kProbReady = 2, kOutReady = 3 };  // backward: the first two
 
 }  // namespace msf

@@ -272,7 +272,11 @@ class ForwardVector {
     if (!first) AscendC::Mul(alpha_sum_, RowSum(turn - 1)[r], alpha, n);
     AscendC::PipeBarrier<PIPE_V>();
     if (!first) AscendC::Add(row_sum, row_sum, alpha_sum_, n);
-    pieces_.Drop(s, tile, rows);
+    if (t_.a.dropout) {  // after the sum: dropout does not change it
+      AscendC::PipeBarrier<PIPE_V>();
+      pieces_.DrawKept(tile, rows);
+      pieces_.Keep(s, tile, rows);
+    }
     const LocalTensor<T> p = prob_.WaitEmpty<T>();
     AscendC::Cast(p, s, AscendC::RoundMode::CAST_RINT, uint32_t(tile.Elements()));
     input_.SignalEmpty();

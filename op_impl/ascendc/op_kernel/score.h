@@ -36,12 +36,21 @@ class ScorePieces {
   }
   __aicore__ inline void WaitAllEmpty() { planes_.WaitAllEmpty(); }
 
+  // The backward wants d score / d (scale q.k) as well: 1 unless there is a softcap or a fill.
+  __aicore__ inline void KeepSlope(int32_t byte) {
+    slope_ = Local<float>(TPosition::VECCALC, byte, tile_bytes_);
+    has_slope_ = a_->softcap > 0 || a_->has_fill;
+  }
+  __aicore__ inline bool HasSlope() const { return has_slope_; }
+  __aicore__ inline LocalTensor<float> Slope() const { return slope_; }
+
   __aicore__ inline void Apply(const LocalTensor<float>& s, const ScoreTile& t, const TileRows& rows,
                                const Band& band) {
     if (a_->softcap > 0) {
       SoftCap(s, t);
     } else {
       AscendC::Muls(s, s, a_->scale, t.Elements());
+      if (has_slope_) AscendC::Duplicate(slope_, 1.0f, t.Elements());
     }
     AscendC::PipeBarrier<PIPE_V>();
     if (a_->bias.dtype != DataType::none) AddBias(s, t, rows);
@@ -52,10 +61,19 @@ class ScorePieces {
     AscendC::PipeBarrier<PIPE_V>();
   }
 
-  // Probabilities that are dropped become 0, the others grow to make up for them. Row sums were taken before.
-  __aicore__ inline void Drop(const LocalTensor<float>& p, const ScoreTile& t, const TileRows& rows) {
-    if (!a_->dropout) return;
-    ApplyDropMask(p, t, rows);
+  // Which probabilities survive dropout; Keep may then be called any number of times for the same tile.
+  __aicore__ inline void DrawKept(const ScoreTile& t, const TileRows& rows) {
+    if (a_->dropout == 2 && a_->drop_mask.k) FetchBits(a_->drop_mask, in_->drop_mask, AscendC::CMPMODE::NE, t, rows);
+  }
+  // What is dropped becomes 0, the rest grows to make up for it.
+  __aicore__ inline void Keep(const LocalTensor<float>& p, const ScoreTile& t, const TileRows& rows) {
+    if (a_->dropout == 2 && !a_->drop_mask.k) {
+      for (int32_t r = 0; r < t.count; ++r)
+        if (RowValue(a_->drop_mask, in_->drop_mask, t, rows, r) == 0) Fill(p[r * t.width], 0, t.keys, 0);
+    } else {
+      AscendC::Select(p, bits_, p, 0.0f, AscendC::SELMODE::VSEL_TENSOR_SCALAR_MODE, uint32_t(t.Elements()));
+    }
+    AscendC::PipeBarrier<PIPE_V>();
     AscendC::Muls(p, p, a_->keep_scale, t.Elements());
     AscendC::PipeBarrier<PIPE_V>();
   }
@@ -74,6 +92,15 @@ class ScorePieces {
     AscendC::Muls(s, s, -1.0f, t.Elements());
     AscendC::PipeBarrier<PIPE_V>();
     AscendC::Adds(s, s, a_->softcap, t.Elements());
+    if (!has_slope_) return;
+    AscendC::PipeBarrier<PIPE_V>();
+    AscendC::Muls(slope_, s, 1 / a_->softcap, t.Elements());
+    AscendC::PipeBarrier<PIPE_V>();
+    AscendC::Mul(slope_, slope_, slope_, t.Elements());
+    AscendC::PipeBarrier<PIPE_V>();
+    AscendC::Muls(slope_, slope_, -1.0f, t.Elements());
+    AscendC::PipeBarrier<PIPE_V>();
+    AscendC::Adds(slope_, slope_, 1.0f, t.Elements());
   }
 
   // The tile's part of a plane, one head after another.
@@ -158,24 +185,18 @@ class ScorePieces {
     const float masked = a_->has_fill ? a_->fill : kMinusInf;
     if (!a_->mask.k) {
       for (int32_t r = 0; r < t.count; ++r)
-        if (RowValue(a_->mask, in_->mask, t, rows, r) != 0) Fill(s[r * t.width], 0, t.keys, masked);
+        if (RowValue(a_->mask, in_->mask, t, rows, r) != 0) {
+          Fill(s[r * t.width], 0, t.keys, masked);
+          if (has_slope_) Fill(slope_[r * t.width], 0, t.keys, 0);
+        }
       AscendC::PipeBarrier<PIPE_V>();
       return;
     }
     FetchBits(a_->mask, in_->mask, AscendC::CMPMODE::EQ, t, rows);
     AscendC::Select(s, bits_, s, masked, AscendC::SELMODE::VSEL_TENSOR_SCALAR_MODE, uint32_t(t.Elements()));
     AscendC::PipeBarrier<PIPE_V>();
-  }
-
-  __aicore__ inline void ApplyDropMask(const LocalTensor<float>& p, const ScoreTile& t, const TileRows& rows) {
-    if (!a_->drop_mask.k) {
-      for (int32_t r = 0; r < t.count; ++r)
-        if (RowValue(a_->drop_mask, in_->drop_mask, t, rows, r) == 0) Fill(p[r * t.width], 0, t.keys, 0);
-      AscendC::PipeBarrier<PIPE_V>();
-      return;
-    }
-    FetchBits(a_->drop_mask, in_->drop_mask, AscendC::CMPMODE::NE, t, rows);
-    AscendC::Select(p, bits_, p, 0.0f, AscendC::SELMODE::VSEL_TENSOR_SCALAR_MODE, uint32_t(t.Elements()));
+    if (!has_slope_) return;
+    AscendC::Select(slope_, bits_, slope_, 0.0f, AscendC::SELMODE::VSEL_TENSOR_SCALAR_MODE, uint32_t(t.Elements()));
     AscendC::PipeBarrier<PIPE_V>();
   }
 
@@ -220,7 +241,8 @@ class ScorePieces {
   const Inputs* in_ = nullptr;
   InputRing planes_;
   LocalTensor<uint8_t> bits_;
-  LocalTensor<float> index_, constant_;
+  LocalTensor<float> index_, constant_, slope_;
+  bool has_slope_ = false;
   int32_t scratch_byte_ = 0, tile_bytes_ = 0;
 };
 

@@ -77,21 +77,22 @@ struct Plus {
 };
 
 // y[r] = reduction of row r. The width is 64 times a power of two, so that halves of all rows lie evenly spaced: each
-// step folds odd runs of 64 onto even ones, in one instruction for all rows; then 64 to 8 to 1. `scratch` takes half
-// the matrix.
+// step folds odd runs of 64 onto even ones, in one instruction for all rows; then 64 to 8 to 1. `scratch` takes three
+// quarters of the matrix: no step may write where it reads.
 template <class Op>
 __aicore__ inline void ReduceRows(const LocalTensor<float>& y, const LocalTensor<float>& x,
                                   const LocalTensor<float>& scratch, int32_t rows, int32_t width) {
-  int32_t runs = width / kLanes;
-  LocalTensor<float> from = x;
-  for (; runs > 1; runs /= 2) {
-    Op::Pair(scratch, from, from[kLanes], rows * runs / 2, AscendC::BinaryRepeatParams(1, 1, 1, 8, 16, 16));
+  LocalTensor<float> from = x, to = scratch, other = scratch[rows * width / 2];
+  for (int32_t runs = width / kLanes; runs > 1; runs /= 2) {
+    Op::Pair(to, from, from[kLanes], rows * runs / 2, AscendC::BinaryRepeatParams(1, 1, 1, 8, 16, 16));
     AscendC::PipeBarrier<PIPE_V>();
-    from = scratch;
+    from = to;
+    to = other;
+    other = from;
   }
-  Op::Blocks(scratch, from, rows, kLanes);
+  Op::Blocks(to, from, rows, kLanes);
   AscendC::PipeBarrier<PIPE_V>();
-  Op::Blocks(y, scratch, rows / 8, kLanes);
+  Op::Blocks(y, to, rows / 8, kLanes);
 }
 
 __aicore__ inline int32_t PaddedWidth(int32_t columns) {  // 64 times a power of two

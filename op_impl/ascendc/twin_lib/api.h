@@ -21,6 +21,7 @@ MSF_EXPORT const char* msflash_ascend_plan(const char* op, const char* spec, int
                                            int64_t** shapes, const char** dtypes);
 
 // "soc" (910B1 to 910B4), "cores" (0: the chip's), "effects" (0: only the cycle model runs), "strict" (1: dependences
-// within a pipe are checked), "reverse" (1: cores take turns in reverse order), "block_m", "stack_n", "depth".
+// within a pipe are checked), "reverse" (1: cores take turns in reverse order), "block_m", "stack_n", "depth",
+// "atomic" (1: the backward adds atomically from all cores).
 // For all threads.
 MSF_EXPORT int msflash_ascend_configure(const char* key, const char* value);

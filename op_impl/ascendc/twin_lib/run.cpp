@@ -14,6 +14,12 @@ extern "C" void ms_flash_fwd(uint8_t* query, uint8_t* key, uint8_t* value, uint8
                              uint8_t* cu_seqlens_q, uint8_t* cu_seqlens_k, uint8_t* out, uint8_t* lse, uint8_t* row_max,
                              uint8_t* row_sum, uint8_t* workspace, uint8_t* tiling);
 
+extern "C" void ms_flash_bwd(uint8_t* query, uint8_t* key, uint8_t* value, uint8_t* attn_mask, uint8_t* bias,
+                             uint8_t* alibi_slopes, uint8_t* sinks, uint8_t* seed, uint8_t* drop_mask,
+                             uint8_t* cu_seqlens_q, uint8_t* cu_seqlens_k, uint8_t* out, uint8_t* row_max,
+                             uint8_t* row_sum, uint8_t* dout, uint8_t* dlse, uint8_t* dq, uint8_t* dk, uint8_t* dv,
+                             uint8_t* dsinks, uint8_t* workspace, uint8_t* tiling);
+
 namespace msf {
 
 namespace {
@@ -35,12 +41,13 @@ int64_t number(const std::string& key, const std::string& value) {
   return n;
 }
 
-ForwardPlan plan(const Problem& p) {
+TilingChoice chosen() {
   TilingChoice choice = TilingChoice::from_environment();
   if (settings.choice.block_m) choice.block_m = settings.choice.block_m;
   if (settings.choice.stack_n) choice.stack_n = settings.choice.stack_n;
   if (settings.choice.depth) choice.depth = settings.choice.depth;
-  return plan_forward(p, settings.soc, choice);
+  choice.atomic = settings.choice.atomic;
+  return choice;
 }
 
 // Bytes from the first to the last element.
@@ -144,7 +151,7 @@ void finish(const ms_twin::Report& report) {
 }  // namespace
 
 void run_forward(const Problem& p) {
-  ForwardPlan plan = msf::plan(p);
+  ForwardPlan plan = plan_forward(p, settings.soc, chosen());
   ForwardTiling& t = plan.tiling;
   locate_packed(p, &t.a);
   ms_twin::Launch launch(options(t.cores));
@@ -162,10 +169,40 @@ void run_forward(const Problem& p) {
   }));
 }
 
-void run_backward(const Problem&) { throw std::invalid_argument("the backward is not there."); }
+void run_backward(const Problem& p) {
+  BackwardPlan plan = plan_backward(p, settings.soc, chosen());
+  BackwardTiling& t = plan.tiling;
+  locate_packed(p, &t.a);
+  ms_twin::Launch launch(options(t.cores));
+  Buffers in(p, &launch);
+  uint8_t* out = launch.Input(p.out.data, extent(p.out, in.outer(), p.heads, p.q_rows, p.dv), "out");
+  uint8_t* row_max = launch.Input(p.row_max, in.statistics(), "row_max");
+  uint8_t* row_sum = launch.Input(p.row_sum, in.statistics(), "row_sum");
+  uint8_t* dout = launch.Input(p.dout.data, extent(p.dout, in.outer(), p.heads, p.q_rows, p.dv), "dout");
+  uint8_t* dlse = launch.Input(p.dlse, in.statistics(), "dlse");
+  uint8_t *dq, *dk, *dv;
+  if (p.packed) {
+    dq = dk = dv =
+        launch.Output(p.dq.data, extent(p.dq, in.outer(), p.heads + 2 * p.kv_heads, p.q_rows, p.d), "dq");
+    t.dk.offset = (p.dk.data - p.dq.data) / size_of(p.dq.dtype);
+    t.dv.offset = (p.dv_.data - p.dq.data) / size_of(p.dq.dtype);
+  } else {
+    dq = in.rows_out(p.dq.data, extent(p.dq, in.outer(), p.heads, p.q_rows, p.d), "dq");
+    dk = in.rows_out(p.dk.data, extent(p.dk, in.outer(), p.kv_heads, p.k_rows, p.d), "dk");
+    dv = in.rows_out(p.dv_.data, extent(p.dv_, in.outer(), p.kv_heads, p.k_rows, p.dv), "dv");
+  }
+  uint8_t* dsinks = p.sinks ? launch.Output(p.dsinks, p.heads * size_of(p.sinks_dtype), "dsinks") : nullptr;
+  uint8_t* workspace = launch.Workspace(uint64_t(plan.workspace()));
+  const std::vector<uint8_t> bytes = plan.bytes();
+  uint8_t* tiling = launch.Tiling(bytes.data(), bytes.size());
+  finish(launch.Run([&] {
+    ms_flash_bwd(in.query, in.key, in.value, in.mask, in.bias, in.alibi, in.sinks, nullptr, in.drop_mask, in.cu_q,
+                 in.cu_k, out, row_max, row_sum, dout, dlse, dq, dk, dv, dsinks, workspace, tiling);
+  }));
+}
 
 std::string describe_forward(const Problem& p) {
-  const ForwardPlan plan = msf::plan(p);
+  const ForwardPlan plan = plan_forward(p, settings.soc, chosen());
   const ForwardTiling& t = plan.tiling;
   std::ostringstream s;
   s << "{\"cores\": " << t.cores << ", \"depth\": " << t.depth << ", \"block_m\": " << t.block_m
@@ -189,7 +226,22 @@ std::string describe_forward(const Problem& p) {
   return s.str();
 }
 
-std::string describe_backward(const Problem&) { return "{}"; }
+std::string describe_backward(const Problem& p) {
+  const BackwardPlan plan = plan_backward(p, settings.soc, chosen());
+  const BackwardTiling& t = plan.tiling;
+  std::ostringstream s;
+  s << "{\"cores\": " << t.cores << ", \"depth\": " << t.depth << ", \"block_q\": " << t.block_q
+    << ", \"block_k\": " << t.block_k << ", \"parts\": " << t.parts << ", \"ub\": " << t.ub.end
+    << ", \"ub_tile\": " << t.ub.tile << ", \"l1\": " << t.l1.end << ", \"workspace\": " << plan.workspace()
+    << ", \"imbalance\": " << plan.imbalance() << ", \"items\": [";
+  const char* comma = "";
+  for (const BackwardItem& w : plan.items) {
+    s << comma << "[" << w.batch << ", " << w.kv_head << ", " << w.key0 << ", " << w.key1 << ", " << w.part << "]";
+    comma = ", ";
+  }
+  s << "]}";
+  return s.str();
+}
 
 void configure(const std::string& key, const std::string& value) {
   TilingChoice& c = settings.choice;
@@ -203,6 +255,8 @@ void configure(const std::string& key, const std::string& value) {
     settings.strict = number(key, value) != 0;
   else if (key == "reverse")
     settings.reverse = number(key, value) != 0;
+  else if (key == "atomic")
+    c.atomic = number(key, value) != 0;
   else if (key == "block_m")
     c.block_m = number(key, value);
   else if (key == "stack_n")

@@ -1,0 +1,206 @@
+// Host tiling of the backward.
+#include <cstring>
+#include <map>
+
+#include "ascendc/op_host/tiling_parts.h"
+#include "ascendc/schedule.h"
+
+namespace msf {
+
+namespace {
+
+bool place_in_ub(BackwardTiling* t, int64_t size, int64_t tile) {
+  const AttentionTiling& a = t->a;
+  const bool planes = a.mask.dtype != DataType::none || a.bias.dtype != DataType::none || a.dropout == 2;
+  Budget ub("UB", size - (planes || a.dropout ? kSelectScratch : 0));
+  t->ub.tile = int32_t(tile);
+  t->ub.score = ub.take(2 * tile);
+  t->ub.grad = ub.take(2 * tile);
+  t->ub.prob = ub.take(tile);
+  t->ub.dscore = ub.take(tile);
+  t->ub.scratch = ub.take(tile);
+  t->ub.plane = ub.take(planes || a.dropout ? tile + tile / 32 : 0);
+  t->ub.slope = ub.take(a.softcap > 0 || a.has_fill ? tile : 0);
+  t->ub.stats = ub.take(3 * round_up((t->block_q + 1) / 2, 64) * 4);
+  t->ub.spread = ub.take(64 * 32);
+  t->ub.index = ub.take(t->block_k * 4 + 32);
+  t->ub.end = ub.used();
+  return ub.fits();
+}
+
+void fit_ub(BackwardTiling* t, int64_t size, int64_t keys) {
+  const int64_t channels = std::max(t->a.d, t->a.dv);
+  for (; keys >= 64; keys /= 2) {
+    t->block_k = int32_t(keys);
+    for (int64_t tile = 16 * 1024; tile >= 32 * std::max<int64_t>(keys, channels); tile /= 2)
+      if (place_in_ub(t, size, tile)) return;
+  }
+  fail("the buffers do not fit the ", size, " bytes of UB.");
+}
+
+struct Lengths {
+  int64_t q_len, k_len;
+};
+
+// Cost of the pairs of one key block and one head, in products of 16 x 16 x 16.
+double cost_of(const BackwardTiling& t, const Lengths& seq, int64_t key0, int64_t key1) {
+  constexpr double kPerPair = 256;
+  BackwardTiling one = t;
+  one.cores = 1, one.items = 1, one.a.group = 1;
+  const BackwardItem item{0, 0, int32_t(key0), int32_t(key1), 0};
+  auto sequences = [&](int64_t) { return seq; };
+  PairStream<const BackwardItem*, decltype(sequences)> pairs(one, &item, sequences, 0);
+  double cost = 0;
+  for (Pair p; pairs.next(&p);)
+    cost += kPerPair + double(round_up(p.rows, kFractal) * round_up(p.keys, kFractal) / (kFractal * kFractal)) *
+                           double(3 * t.a.d + 2 * t.a.dv) / kFractal;
+  return cost;
+}
+
+// Where to cut the keys of a sequence so that the parts cost about the same, and what they cost.
+struct Cut {
+  std::vector<int64_t> at;
+  std::vector<double> costs;
+};
+Cut cut(const BackwardTiling& t, const Lengths& seq, int64_t parts) {
+  std::vector<double> blocks;
+  double total = 0;
+  for (int64_t key = 0; key < seq.k_len; key += t.block_k) {
+    blocks.push_back(cost_of(t, seq, key, std::min<int64_t>(seq.k_len, key + t.block_k)));
+    total += blocks.back();
+  }
+  Cut c{{0}, {}};
+  double sum = 0, before = 0;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    sum += blocks[i];
+    const bool last = i + 1 == blocks.size();
+    const double share = total * double(c.costs.size() + 1) / double(parts);
+    // cut behind this block if that is nearer to an even share than behind the next
+    if (last || (int64_t(c.costs.size()) + 1 < parts && sum + blocks[i + 1] / 2 > share)) {
+      c.at.push_back(last ? seq.k_len : int64_t(i + 1) * t.block_k);
+      c.costs.push_back((sum - before) * double(t.a.group));
+      before = sum;
+    }
+  }
+  return c;
+}
+
+struct Share {
+  BackwardItem item;
+  double cost;
+};
+
+std::vector<Share> share_out(const Problem& p, const BackwardTiling& t, int64_t parts) {
+  std::vector<Share> shares;
+  std::map<std::pair<int64_t, int64_t>, Cut> cuts;  // sequences of the same lengths are cut alike
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const std::pair<int64_t, int64_t> lengths{p.seq[b].q_len, p.seq[b].k_len};
+    if (!cuts.count(lengths)) cuts[lengths] = cut(t, {lengths.first, lengths.second}, parts);
+    const Cut& c = cuts[lengths];
+    for (size_t part = 0; part < c.costs.size(); ++part)
+      for (int64_t h = 0; c.costs[part] > 0 && h < p.kv_heads; ++h)
+        shares.push_back({{int32_t(b), int32_t(h), int32_t(c.at[part]), int32_t(c.at[part + 1]), int32_t(part)},
+                          c.costs[part]});
+  }
+  std::stable_sort(shares.begin(), shares.end(), [](const Share& x, const Share& y) { return x.cost > y.cost; });
+  return shares;
+}
+
+std::vector<double> sums(const std::vector<double>& costs, int64_t cores) {
+  std::vector<double> sum(cores);
+  for (int64_t core = 0; core < cores; ++core)
+    for (int64_t turn = 0, at; (at = dealt(turn, core, cores)) < int64_t(costs.size()); ++turn) sum[core] += costs[at];
+  return sum;
+}
+
+std::vector<double> costs_of(const std::vector<Share>& shares) {
+  std::vector<double> costs;
+  for (const Share& s : shares) costs.push_back(s.cost);
+  return costs;
+}
+
+// As few parts as keep the cores busy: each costs a dQ accumulator and its addition at the end.
+std::vector<Share> balance(const Problem& p, const BackwardTiling& t, int64_t* parts) {
+  constexpr double kGoodEnough = 0.04;
+  constexpr int64_t kMostParts = 32;
+  std::vector<Share> best;
+  double least = 1e30;
+  const int64_t blocks = std::max<int64_t>(1, (p.max_k + t.block_k - 1) / t.block_k);
+  for (int64_t n = 1; n <= std::min(blocks, kMostParts); ++n) {
+    std::vector<Share> shares = share_out(p, t, n);
+    double worst = 0, busiest = 0;
+    for (int64_t cores : kCoreCounts) {
+      const std::vector<double> s = sums(costs_of(shares), cores);
+      worst = std::max(worst, imbalance_of(s));
+      busiest += *std::max_element(s.begin(), s.end()) * double(cores);
+    }
+    if (busiest < least * 0.97) least = busiest, best = std::move(shares), *parts = n;
+    if (worst <= kGoodEnough) break;
+  }
+  return best;
+}
+
+}  // namespace
+
+BackwardPlan plan_backward(const Problem& p, const Soc& soc, const TilingChoice& choice) {
+  BackwardPlan plan;
+  BackwardTiling& t = plan.tiling;
+  t.a = attention_tiling(p);
+  t.dout = layout_of(p.dout), t.dq = layout_of(p.dq), t.dk = layout_of(p.dk), t.dv = layout_of(p.dv_);
+  t.has_dlse = p.dlse != nullptr;
+  t.cores = soc.cores;
+  t.depth = int32_t(choice.depth ? choice.depth : 1);
+  t.k_stat_b = p.varlen ? 0 : p.kv_heads * p.k_rows, t.k_stat_h = p.k_rows;
+  const int64_t outer = p.varlen ? 1 : p.batch;
+  t.q_stats = outer * p.heads * p.q_rows, t.k_stats = outer * p.kv_heads * p.k_rows;
+
+  auto power_of_two = [](int64_t x, int64_t most, int64_t length) {
+    int64_t block = 64;
+    while (block < most && block < x && block < length) block *= 2;
+    return block;
+  };
+  t.block_q = int32_t(power_of_two(choice.block_m ? choice.block_m : p.block_m ? p.block_m : 512, 512, p.max_q));
+  fit_ub(&t, soc.ub, power_of_two(choice.stack_n ? choice.stack_n : p.block_n ? p.block_n : 512, 512, p.max_k));
+
+  Budget l1("L1", soc.l1);
+  const int64_t slot = 128 * std::max<int64_t>({p.d, p.dv, 128}) * 2;
+  t.l1.slot = int32_t(slot);
+  t.l1.rows = l1.take(2 * slot);
+  t.l1.channels = l1.take(2 * slot);
+  t.l1.stream = l1.take(4 * slot);
+  t.l1.end = l1.used();
+  l1.check();
+
+  int64_t parts = 1;
+  const std::vector<Share> shares = balance(p, t, &parts);
+  for (const Share& s : shares) plan.items.push_back(s.item);
+  plan.costs = costs_of(shares);
+  t.items = int64_t(plan.items.size());
+  t.parts = choice.atomic ? 1 : parts;
+
+  const int64_t ring = int64_t(t.cores) * (t.depth + 1) * t.block_q * t.block_k;
+  t.ws.score = 0;
+  t.ws.grad = t.ws.score + ring * 4;
+  t.ws.prob = t.ws.grad + ring * 4;
+  t.ws.dscore = t.ws.prob + ring * 2;
+  t.ws.delta = t.ws.dscore + ring * 2;
+  t.ws.dq = t.ws.delta + round_up(t.q_stats * 4, 512);
+  t.ws.dq_part = t.q_stats * p.d * 4;
+  t.ws.dk = t.ws.dq + t.parts * t.ws.dq_part;
+  t.ws.dv = t.ws.dk + t.k_stats * p.d * 4;
+  t.ws.end = t.ws.dv + t.k_stats * p.dv * 4;
+  return plan;
+}
+
+std::vector<uint8_t> BackwardPlan::bytes() const {
+  std::vector<uint8_t> buffer(sizeof(BackwardTiling) + items.size() * sizeof(BackwardItem));
+  std::memcpy(buffer.data(), &tiling, sizeof(tiling));
+  if (!items.empty()) std::memcpy(buffer.data() + sizeof(tiling), items.data(), items.size() * sizeof(BackwardItem));
+  return buffer;
+}
+
+std::vector<double> BackwardPlan::cost_per_core() const { return sums(costs, tiling.cores); }
+
+double BackwardPlan::imbalance() const { return imbalance_of(cost_per_core()); }
+
+}  // namespace msf
