@@ -52,14 +52,19 @@ class Report:
         return json.dumps({"compiled": self.compiled, "fused": len(self.fused), "sites": len(self.sites),
                            "graphs": graphs}, indent=indent)
 
-    def __str__(self):
+    def _summary(self):
         if not self.compiled:
-            return "ms_flash fusion: no graph was compiled"
-        sites, fused = self.sites, len(self.fused)
+            return "no graph was compiled"
         graphs = "1 graph" if self.compiled == 1 else f"{self.compiled} graphs"
-        if not sites:
-            return f"ms_flash fusion: no softmax in {graphs}"
-        lines = [f"ms_flash fusion: {fused} of {len(sites)} attention sites fused in {graphs}"]
+        if not self.sites:
+            return f"no softmax in {graphs}"
+        return f"{len(self.fused)} of {len(self.sites)} attention sites fused in {graphs}"
+
+    def __repr__(self):
+        return f"<Report: {self._summary()}>"
+
+    def __str__(self):
+        lines = [f"ms_flash fusion: {self._summary()}"]
         for graph in self.graphs:
             if len(self.graphs) > 1:
                 lines.append(f"{graph.name}, {graph.nodes} nodes, matched in {1e3 * graph.seconds:.0f} ms")
@@ -68,8 +73,6 @@ class Report:
             for row in rows:
                 lines.append("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)) + "  " + row[3])
         return "\n".join(lines)
-
-    __repr__ = __str__
 
 
 def _row(site):

@@ -309,7 +309,8 @@ def _plan(graph, apply):
         if refused and site["fused"]:
             site.update(fused=False, level="", reason=f"the plan was refused: {refused}")
     if sites:
-        random = sorted({node["op"] for node in graph["nodes"] if node["op"].startswith(_RANDOM)})
+        random = sorted({node["op"] for node in graph["nodes"]
+                         if node["op"].startswith(_RANDOM) and not node["op"].endswith("Grad")})
         report.graphs.append(GraphReport(graph["graph"], len(graph["nodes"]), time.perf_counter() - start, sites,
                                          random))
     if refused:

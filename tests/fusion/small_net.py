@@ -38,10 +38,10 @@ class Loss(nn.Cell):
 
     def __init__(self, attention):
         super().__init__()
-        self.attention = attention
+        self.attention, self.dtype = attention, ms.float32
 
     def construct(self, x, y):
-        return ((self.attention(x) - y).astype(ms.float32) ** 2).mean()
+        return ((self.attention(x) - y).astype(self.dtype) ** 2).mean()
 
 
 def build(seed=0, dropout=0.0):

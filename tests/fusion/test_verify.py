@@ -1,0 +1,152 @@
+"""explain, verify and their commands: what they report, that verify catches a wrong fusion, that nets stay as is."""
+
+from __future__ import annotations
+
+import json
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, amp, nn, ops
+from ms_flash.fusion_passes import plan
+from small_net import Loss, batch, build, fresh
+
+import ms_flash
+from ms_flash.cli import main
+
+
+@pytest.fixture
+def rng(request):
+    return fresh(request)
+
+
+class Gate(nn.Cell):
+    """A softmax over features that is no attention."""
+
+    def construct(self, x):
+        return (ops.softmax(x, -1) * x).sum()
+
+
+def test_explain_names_places_and_reasons_and_runs_nothing(rng, capsys):
+    net, inputs = build(), batch(rng)
+    step = nn.TrainOneStepCell(net, nn.SGD(net.trainable_params(), 1.0))
+    before = [(p.name, p.asnumpy().copy()) for p in net.trainable_params()]
+    report = ms_flash.explain(step, *inputs)
+    site, = report.fused
+    assert site["kind"] == "forward and backward" and site["place"] == "attention" and "small_net.py:" in site["line"]
+    out = capsys.readouterr().out
+    assert "1 of 1 attention sites fused in 1 graph" in out and "causal" in out
+    assert ms_flash.explain(net, *inputs, train=False).fused[0]["kind"] == "forward"
+    assert [name for name, _ in before] == [p.name for p in net.trainable_params()]
+    assert all(np.array_equal(value, p.asnumpy()) for (_, value), p in zip(before, net.trainable_params()))
+    assert not net.training and ms.get_context("mode") == ms.PYNATIVE_MODE
+
+    left, = ms_flash.explain(Gate(), inputs[0]).left
+    assert left["reason"] and left["reason"] in capsys.readouterr().out
+
+
+def test_verify_passes_and_leaves_the_net_alone(rng, capsys):
+    net, inputs = build(), batch(rng)
+    net.set_train()
+    before = [(p.name, p.asnumpy().copy()) for p in net.get_parameters()]
+    certificate = ms_flash.verify(net, *inputs)
+    assert certificate.passed and certificate.reference == ""
+    assert [row.name for row in certificate.rows] == ["loss", "input 0", "input 1"] + [name for name, _ in before]
+    assert all(row.error <= row.allowed for row in certificate.rows)
+    assert max(row.difference / row.largest for row in certificate.rows if "key.bias" not in row.name) < 1e-5
+    assert "PASSED: the loss and 10 gradients agree" in capsys.readouterr().out
+    assert all(p.name == name and np.array_equal(p.asnumpy(), value)
+               for p, (name, value) in zip(net.get_parameters(), before))
+    assert net.training and ms.get_context("mode") == ms.PYNATIVE_MODE
+    values = json.loads(certificate.to_json())
+    assert values["passed"] and len(values["values"]) == 11 and values["report"]["fused"] == 1
+
+
+def test_verify_catches_query_and_key_exchanged(rng, monkeypatch, capsys):
+    plan_graph = plan.plan_graph
+
+    def damaged(graph, options):
+        made, sites = plan_graph(graph, options)
+        for node in made["new"]:
+            if "prim" in node:
+                node["inputs"][:2] = node["inputs"][1::-1]
+        return made, sites
+
+    monkeypatch.setattr(plan, "plan_graph", damaged)
+    certificate = ms_flash.verify(build(), *batch(rng))
+    assert len(certificate.report.fused) == 1 and not certificate.passed
+    assert not certificate.rows[0].passed
+    assert "TOO LARGE" in capsys.readouterr().out
+
+
+def test_verify_fails_where_nothing_is_fused(rng, capsys):
+    assert not ms_flash.verify(Gate(), batch(rng)[0]).passed
+    assert "FAILED: nothing was fused" in capsys.readouterr().out
+
+
+def test_verify_in_float16_and_with_dropout(rng, capsys):
+    net, inputs = build(dropout=0.3), batch(rng)
+    net = Loss(amp.auto_mixed_precision(net.attention, "O3"))
+    certificate = ms_flash.verify(net, *inputs)
+    assert certificate.passed, str(certificate)
+    assert certificate.report.fused[0]["dtype"] == "float16" and certificate.reference == ""
+    out = capsys.readouterr().out
+    assert "Compared with dropout off, because Dropout draws anew" in out
+    assert "Dropout 0.3: ms_flash draws by its own generator; it keeps 0.70" in out and "WRONG" not in out
+
+
+def test_bad_arguments(rng):
+    x, y = batch(rng)
+    with pytest.raises(TypeError, match="For 'explain', the type of 'net' must be Cell, but got Tensor"):
+        ms_flash.explain(x)
+    with pytest.raises(TypeError, match="'verify', the type of input 1 must be Tensor or a number, but got ndarray"):
+        ms_flash.verify(build(), x, y.asnumpy())
+    with pytest.raises(ValueError, match="the 'level' must be one of"):
+        ms_flash.verify(build(), x, y, level="most")
+
+
+FACTORY = """
+import numpy as np
+from small_net import batch, build
+
+
+def attention():
+    return build(), batch(np.random.default_rng(5))
+
+
+def nothing():
+    return build()
+"""
+
+
+@pytest.fixture
+def factory(tmp_path):
+    (tmp_path / "user_model.py").write_text(FACTORY)
+    return str(tmp_path / "user_model.py")
+
+
+def test_commands(factory, capsys):
+    assert main(["explain", f"{factory}:attention", "--level", "core", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["graphs"][0]["sites"][0]["level"] == "core"
+    assert main(["verify", f"{factory}:attention"]) == 0
+    assert "PASSED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("target", "text"), [
+    ("user_model.py", "must be MODULE:FACTORY or FILE.py:FACTORY"), ("no_such.py:f", "there is no file no_such.py"),
+    ("no_such_module:f", "No module named 'no_such_module'"), ("{factory}:missing", "there is no function 'missing'"),
+    ("{factory}:nothing", "must return (net, inputs), but got Loss")])
+def test_commands_say_what_is_wrong_with_the_target(target, text, factory):
+    with pytest.raises(SystemExit) as stopped:
+        main(["explain", target.format(factory=factory)])
+    assert text in str(stopped.value)
+
+
+def test_the_report_of_many_graphs(rng):
+    with ms_flash.fusion() as report:
+        for _ in range(2):
+            ms.jit(build())(*batch(rng))
+        ms.jit(Gate())(Tensor(np.ones((2, 3), np.float32)))
+    lines = str(report).splitlines()
+    assert lines[0] == "ms_flash fusion: 2 of 3 attention sites fused in 3 graphs"
+    assert len(lines) == 1 + 3 * 2 and repr(report) == "<Report: 2 of 3 attention sites fused in 3 graphs>"
