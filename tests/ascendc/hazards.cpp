@@ -148,7 +148,7 @@ VECTOR_KERNEL(missing_v_mte2) {
   const auto x = Ub(0), y = Ub(1);
   Load(x, Gm(gm.in));
   Adds(y, x, 1.0f, N);           // EARLIER
-  DataCopy(x, Gm(gm.in)[N], N);  // EXPECT WAR
+  DataCopy(x, Gm(gm.in)[N], N);  // EXPECT WAR|WAW
 }
 
 VECTOR_KERNEL(missing_mte3_v) {
@@ -158,7 +158,7 @@ VECTOR_KERNEL(missing_mte3_v) {
   SetFlag<HardEvent::V_MTE3>(0);
   WaitFlag<HardEvent::V_MTE3>(0);
   DataCopy(Gm(gm.out), x, N);  // EARLIER
-  Duplicate(x, 0.0f, N);       // EXPECT WAR
+  Duplicate(x, 0.0f, N);       // EXPECT WAR|WAW
 }
 
 VECTOR_KERNEL(missing_mte3_mte2) {
@@ -167,7 +167,7 @@ VECTOR_KERNEL(missing_mte3_mte2) {
   SetFlag<HardEvent::MTE2_MTE3>(0);
   WaitFlag<HardEvent::MTE2_MTE3>(0);
   DataCopy(Gm(gm.out), x, N);    // EARLIER
-  DataCopy(x, Gm(gm.in)[N], N);  // EXPECT WAR
+  DataCopy(x, Gm(gm.in)[N], N);  // EXPECT WAR|WAW
 }
 
 VECTOR_KERNEL(missing_write_order_between_pipes) {
@@ -626,7 +626,7 @@ CUBE_KERNEL(missing_m_fix) {
 CUBE_KERNEL(missing_m_mte1) {
   OperandsReady(gm);
   Mmad(L0c(0), A2(0), B2(0), Product());  // EARLIER
-  LoadData(A2(0), L1(0), Fractals());     // EXPECT WAR
+  LoadData(A2(0), L1(0), Fractals());     // EXPECT WAR|WAW
 }
 
 CUBE_KERNEL(missing_mte1_mte2) {
@@ -634,7 +634,7 @@ CUBE_KERNEL(missing_mte1_mte2) {
   SetFlag<HardEvent::MTE2_MTE1>(0);
   WaitFlag<HardEvent::MTE2_MTE1>(0);
   LoadData(A2(0), L1(0), Fractals());        // EARLIER
-  DataCopy(L1(0), Gm<half>(gm.in), Rows());  // EXPECT WAR
+  DataCopy(L1(0), Gm<half>(gm.in), Rows());  // EXPECT WAR|WAW
 }
 
 CUBE_KERNEL(missing_fix_m) {
@@ -643,7 +643,7 @@ CUBE_KERNEL(missing_fix_m) {
   SetFlag<HardEvent::M_FIX>(0);
   WaitFlag<HardEvent::M_FIX>(0);
   Fixpipe<float, float, CFG_ROW_MAJOR>(Gm(gm.out), L0c(0), Result());  // EARLIER
-  Mmad(L0c(0), A2(0), B2(0), Product());                               // EXPECT WAR
+  Mmad(L0c(0), A2(0), B2(0), Product());                               // EXPECT WAR|WAW
 }
 
 CUBE_KERNEL(missing_m_barrier) {  // (m/16)(n/16) = 4: the hardware does not order the sums
@@ -782,7 +782,7 @@ MIX_KERNEL(cross_core_without_flag, 1) {
     Mmad(L0c(0), A2(0), B2(0), Product());
     SetFlag<HardEvent::M_FIX>(0);
     WaitFlag<HardEvent::M_FIX>(0);
-    Fixpipe<float, float, CFG_ROW_MAJOR>(Gm(gm.scratch), L0c(0), Result());  // EARLIER
+    Fixpipe<float, float, CFG_ROW_MAJOR>(Gm(gm.scratch), L0c(0), Result());  // EXPECT WAR
   }
   if ASCEND_IS_AIV {
     DataCopy(Ub(0), Half(gm.scratch), 512);  // EXPECT RAW
@@ -855,9 +855,6 @@ MIX_KERNEL(cross_core_not_waited_for, 1) {
 MIX_KERNEL(cross_core_sixteen_sets, 1) {
   if ASCEND_IS_AIC {
     for (int i = 0; i < 16; ++i) CrossCoreSetFlag<2, PIPE_FIX>(4);  // EXPECT flag
-  }
-  if ASCEND_IS_AIV {
-    for (int i = 0; i < 16; ++i) CrossCoreWaitFlag(4);
   }
 }
 

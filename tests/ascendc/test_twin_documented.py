@@ -62,7 +62,7 @@ def test_copy_of_47_bytes(driver):
     memories = _memories(gm=512)
     memories["gm"][:] = np.arange(512) % 251
     arguments = {"dtype": "uint8_t", "dst_at": 0, "src_at": 0, "block_count": 2, "block_len": 47, "src_stride": 1}
-    arguments |= {"dst_stride": 1, "pad": (0, 0, 7)}
+    arguments |= {"dst_stride": 1, "pad": (0, 1, 7)}
     place = {"dst": "UB", "src": "gm"}
     for after in both(driver, "DataCopyPad", moves.pad_in, memories, extra=place, **arguments):
         assert after["UB"][:47].tolist() == list(range(47))
@@ -152,7 +152,7 @@ def test_product_through_l1(driver):
              src_stride=depth, transpose=True)  # fmt: skip
     step("Mmad", cube.mmad, dtype="half", c_at=0, a_at=0, b_at=0, m=m, n=n, k=k, init=True)
     step("Fixpipe", cube.fixpipe, dtype="float", to="float", dst="gm", dst_at=16384, src_at=0, n_size=n, m_size=m,
-         src_stride=48, dst_stride=n, nz=False)  # fmt: skip
+         src_stride=48, dst_stride=n, nz=False, relu=False)  # fmt: skip
     got = memories.read("gm", 16384, DTYPES["float"], m * n).reshape(m, n)
     assert np.array_equal(got, a.astype(np.float32) @ b.astype(np.float32))
 

@@ -23,6 +23,8 @@ def _kernels():
         if head:
             name = head.group(1)
             kernels[name] = {"expect": {}, "earlier": []}
+        if name is None:
+            continue
         mark = re.search(r"// EXPECT ([\w|]+)", line)
         if mark:
             kernels[name]["expect"][number] = mark.group(1).split("|")
