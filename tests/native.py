@@ -1,12 +1,17 @@
 """Calls libms_flash_cpu.so through ctypes, numpy in and out: no MindSpore, so that it also runs under sanitizers.
 
 Outputs are filled with NaN (integers with 0xFF) before a kernel runs, between guard bytes that must survive it.
-`MS_FLASH_CPU_LIB` names another build of the library.
+`MS_FLASH_CPU_LIB` names another build of the library. With `MS_FLASH_CPU_RUNNER`, the command of a program built from
+runner.cpp (under an emulator, say), calls of ops go there instead.
 """
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import shlex
+import struct
+import subprocess
 from pathlib import Path
 
 import ml_dtypes
@@ -83,6 +88,8 @@ class Guarded:
 
 def raw_call(op, spec, arrays):
     """Runs op on contiguous arrays (or None), inputs then outputs, as they are: no copies, no checks."""
+    if "MS_FLASH_CPU_RUNNER" in os.environ:
+        return _runner().call(op, spec, arrays)
     count = len(arrays)
     shapes = [(ctypes.c_int64 * max(1, 0 if x is None else x.ndim))(*(() if x is None else x.shape)) for x in arrays]
     status = library().msflash_cpu_call(
@@ -93,6 +100,37 @@ def raw_call(op, spec, arrays):
         (ctypes.c_char_p * count)(*(b"none" if x is None else x.dtype.name.encode() for x in arrays)))
     if status:
         raise RuntimeError(library().msflash_cpu_last_error().decode())
+
+
+class _Runner:
+    """The other end of runner.cpp."""
+
+    def __init__(self, command):
+        self.process = subprocess.Popen(shlex.split(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def call(self, op, spec, arrays):
+        text = lambda s: struct.pack("i", len(s)) + s.encode()
+        send, receive = self.process.stdin, self.process.stdout
+        send.write(text(op) + text(spec) + struct.pack("i", len(arrays)))
+        for x in arrays:
+            shape = () if x is None else x.shape
+            send.write(text("none" if x is None else x.dtype.name))
+            send.write(struct.pack(f"=i{len(shape)}q", len(shape), *shape))
+            send.write(struct.pack("q", 0 if x is None else x.nbytes) + (b"" if x is None else x.tobytes()))
+        send.flush()
+        status, = struct.unpack("i", receive.read(4))
+        if status:
+            raise RuntimeError(receive.read(struct.unpack("i", receive.read(4))[0]).decode())
+        for x in arrays:
+            if x is not None:
+                data = np.frombuffer(receive.read(x.nbytes), np.uint8)
+                if data.tobytes() != x.tobytes():    # inputs come back too, and stay what they were
+                    x.view(np.uint8).reshape(-1)[...] = data
+
+
+@functools.lru_cache(None)
+def _runner():
+    return _Runner(os.environ["MS_FLASH_CPU_RUNNER"])
 
 
 def call(op, spec, inputs, outputs):

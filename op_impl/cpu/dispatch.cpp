@@ -4,7 +4,7 @@
 namespace msf {
 
 #if defined(__x86_64__)
-extern const Kernels kernels_portable, kernels_avx2, kernels_avx512;
+extern const Kernels kernels_portable, kernels_avx2, kernels_wide, kernels_avx512;
 #elif defined(__aarch64__)
 extern const Kernels kernels_neon;
 #else
@@ -12,7 +12,7 @@ extern const Kernels kernels_portable;
 #endif
 
 const Kernels* const* usable_kernels() {
-  static const Kernels* table[4] = {};
+  static const Kernels* table[5] = {};
   static const bool filled = [] {
     int n = 0;
 #if defined(__x86_64__)
@@ -23,6 +23,9 @@ const Kernels* const* usable_kernels() {
     // F16C has come with every AVX2 processor; GCC names it for __builtin_cpu_supports only from 11 on
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
       table[n++] = &kernels_avx2;
+#ifdef MSF_WIDE
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) table[n++] = &kernels_wide;
+#endif
     table[n++] = &kernels_portable;
 #elif defined(__aarch64__)
     table[n++] = &kernels_neon;
