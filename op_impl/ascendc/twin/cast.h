@@ -161,7 +161,8 @@ void CastLanes(const AscendC::LocalTensor<D>& dst, const AscendC::LocalTensor<S>
   static_assert(modes != 0, "the hardware has no Cast between these types");
   if (!(modes >> static_cast<int>(mode) & 1)) {
     Instruction in("Cast", PIPE_V, site);
-    in.Fail(Fault::parameter, "round mode %d does not exist from %s to %s", static_cast<int>(mode), TypeName<S>(),
+    static const char* const names[] = {"NONE", "RINT", "FLOOR", "CEIL", "ROUND", "TRUNC", "ODD"};
+    in.Fail(Fault::parameter, "CAST_%s does not exist from %s to %s", names[static_cast<int>(mode) % 7], TypeName<S>(),
             TypeName<D>());
     return;
   }

@@ -68,12 +68,12 @@ void Brcb(const LocalTensor<T>& dst, const LocalTensor<T>& src, const ms_twin::U
   static_assert(sizeof(T) == 2 || sizeof(T) == 4, "Brcb takes 16-bit and 32-bit types");
   Instruction in("Brcb", PIPE_V, site);
   in.Field("repeatTimes", repeat, 0, 255);
-  in.Field("dstBlkStride", p.dstBlkStride, 0, 65535);
+  in.Field("dstBlkStride", p.dstBlkStride, 1, 65535);
   in.Field("dstRepStride", p.dstRepStride, 0, 65535);
   in.Require(src.GetHardware() == Hardware::UB && dst.GetHardware() == Hardware::UB, Fault::parameter,
              "operands must be in UB");
   if (repeat == 0) return;
-  const int64_t block = p.dstBlkStride == 0 ? 1 : p.dstBlkStride.value;  // 0 is taken as 1
+  const int64_t block = p.dstBlkStride;
   const int64_t size = sizeof(T);
   const Region from = src.Bytes(8 * size * repeat);
   const Region to = dst.Bytes(kBlock).Dim(repeat, p.dstRepStride * kBlock).Dim(8, block * kBlock);

@@ -38,6 +38,7 @@ struct QueueBuffer {
   enum State { kIdle, kAllocated, kQueued, kTaken } state = kIdle;
   int64_t address = 0, bytes = 0;
   int32_t enqueue_id = -1, free_id = -1;
+  Site site;  // of the last call that changed the state
 };
 
 inline void QueueFault(Site site, const std::string& what) {
@@ -163,10 +164,11 @@ class TPipe {
   }
 
   void Finish(ms_twin::QueueState& queue, ms_twin::Site site) {
-    if (!queue.queued.empty()) ms_twin::QueueFault(site, "a tensor is still in a queue at the end");
+    for (size_t index : queue.queued)
+      ms_twin::QueueFault(queue.buffers[index].site, "a tensor is still in a queue at the end");
     for (auto& buffer : queue.buffers) {
       if (buffer.state == ms_twin::QueueBuffer::kAllocated || buffer.state == ms_twin::QueueBuffer::kTaken)
-        ms_twin::QueueFault(site, "a tensor of a queue was not freed at the end");
+        ms_twin::QueueFault(buffer.site, "a tensor of a queue was not freed at the end");
       WaitFreed(queue, buffer, site);
     }
     queue.buffers.clear();
@@ -201,6 +203,7 @@ class TQueBind {
       state_->next = index + 1;
       pipe_->WaitFreed(*state_, buffer, site);
       buffer.state = ms_twin::QueueBuffer::kAllocated;
+      buffer.site = site;
       Poison(buffer);
       return Tensor<T>(index);
     }
@@ -234,6 +237,7 @@ class TQueBind {
       return false;
     }
     buffer->state = ms_twin::QueueBuffer::kQueued;
+    buffer->site = site;
     if (kEvents) {
       buffer->enqueue_id = pipe_->AllocEvent(kFilled, site);
       ms_twin::SetEvent(kFilled, buffer->enqueue_id, site);
@@ -252,6 +256,7 @@ class TQueBind {
     state_->queued.pop_front();
     ms_twin::QueueBuffer& buffer = state_->buffers[index];
     buffer.state = ms_twin::QueueBuffer::kTaken;
+    buffer.site = site;
     if (kEvents) {
       ms_twin::WaitEvent(kFilled, buffer.enqueue_id, site);
       pipe_->ReleaseEvent(kFilled, buffer.enqueue_id, site);

@@ -116,8 +116,9 @@ void SelectLanes(const AscendC::LocalTensor<T>& dst, const AscendC::LocalTensor<
   const Shape shape = MakeShape(in, mask, repeat, sizeof(T));
   if (!in.ok() || shape.parts.empty()) return;
   const Operand out = MakeOperand(dst, p.dstBlkStride, p.dstRepStride);
-  const Operand a = MakeOperand(src0, p.src0BlkStride, p.src0RepStride);
-  const Operand b = src1 ? MakeOperand(*src1, p.src1BlkStride, p.src1RepStride) : a;
+  Operand a = MakeOperand(src0, p.src0BlkStride, p.src0RepStride);
+  Operand b = src1 ? MakeOperand(*src1, p.src1BlkStride, p.src1RepStride) : a;
+  for (Operand* source : {&a, &b}) source->base.in_place = SamePlace(*source, out) && source->repeat == out.repeat;
   const bool same_bits = mode == SELMODE::VSEL_CMPMASK_SPR;
   AddOperand(in, "src0", a, shape, false);
   if (src1) AddOperand(in, "src1", b, shape, false);

@@ -132,6 +132,11 @@ struct ReciprocalOp {
   static float Do(float x) { return 1.0f / x; }
 };
 
+template <class T>
+bool ShiftAmount(T s) {
+  return int64_t(s) >= 0 && int64_t(s) <= int64_t(8 * sizeof(T));
+}
+
 template <class Op, class T>
 T ApplyUnary(T x) {
   return T(Op::Do(float(x)));
@@ -165,9 +170,10 @@ D Finished(D x, bool saturate) {
 template <class D, class S, class F>
 void Unary(const char* name, const VectorRate& rate, const AscendC::LocalTensor<D>& dst,
            const AscendC::LocalTensor<S>& src, const Mask& mask, int64_t repeat, const AscendC::UnaryRepeatParams& p,
-           Site site, F&& f) {
+           Site site, F&& f, bool legal_scalar = true) {
   Instruction in(name, PIPE_V, site);
   CheckUnary(in, p);
+  in.Require(legal_scalar, Fault::parameter, "the scalar is out of its range");
   const Shape shape = MakeShape(in, mask, repeat, std::max(sizeof(D), sizeof(S)));
   if (!in.ok()) return;
   const bool saturate = Current().saturate;
@@ -312,38 +318,42 @@ MS_TWIN_UNARY(Relu, kRateAdds, kSigned, (ms_twin::MaxOp::Do(x, T(0))))
 MS_TWIN_UNARY(Not, kRateAdds, kShorts, (static_cast<T>(~x)))
 #undef MS_TWIN_UNARY
 
-#define MS_TWIN_SCALAR(Name, Rate, Types, Expression)                                                                \
-  template <class T, bool isSetMask = true>                                                                          \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const std::common_type_t<T>& s, int32_t count,     \
-            ms_twin::Site site = ms_twin::Site::Here()) {                                                            \
-    static_assert(ms_twin::Types<T>, #Name " is not defined for this type");                                         \
-    ms_twin::Unary(#Name, ms_twin::Rate, dst, src,                                                                   \
-                   ms_twin::Choose(isSetMask, ms_twin::Mask::Count(static_cast<uint64_t>(int64_t(count)))), 1, {},   \
-                   site, [s](T x) -> T { return Expression; });                                                      \
-  }                                                                                                                  \
-  template <class T, bool isSetMask = true>                                                                          \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const std::common_type_t<T>& s, uint64_t mask,     \
-            const ms_twin::U8 repeat, const UnaryRepeatParams& params, ms_twin::Site site = ms_twin::Site::Here()) { \
-    static_assert(ms_twin::Types<T>, #Name " is not defined for this type");                                         \
-    ms_twin::Unary(#Name, ms_twin::Rate, dst, src, ms_twin::Choose(isSetMask, ms_twin::Mask::Lanes(mask)), repeat,   \
-                   params, site, [s](T x) -> T { return Expression; });                                              \
-  }                                                                                                                  \
-  template <class T, bool isSetMask = true>                                                                          \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const std::common_type_t<T>& s,                    \
-            const uint64_t mask[], const ms_twin::U8 repeat, const UnaryRepeatParams& params,                        \
-            ms_twin::Site site = ms_twin::Site::Here()) {                                                            \
-    static_assert(ms_twin::Types<T>, #Name " is not defined for this type");                                         \
-    ms_twin::Unary(#Name, ms_twin::Rate, dst, src, ms_twin::Choose(isSetMask, ms_twin::Mask::Bits(mask)), repeat,    \
-                   params, site, [s](T x) -> T { return Expression; });                                              \
+#define MS_TWIN_SCALAR(Name, Rate, Types, Legal, Expression)                                                          \
+  template <class T, bool isSetMask = true>                                                                           \
+  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const std::common_type_t<T>& s, int32_t count,      \
+            ms_twin::Site site = ms_twin::Site::Here()) {                                                             \
+    static_assert(ms_twin::Types<T>, #Name " is not defined for this type");                                          \
+    ms_twin::Unary(                                                                                                   \
+        #Name, ms_twin::Rate, dst, src,                                                                               \
+        ms_twin::Choose(isSetMask, ms_twin::Mask::Count(static_cast<uint64_t>(int64_t(count)))), 1, {}, site,         \
+        [s](T x) -> T { return Expression; }, Legal);                                                                 \
+  }                                                                                                                   \
+  template <class T, bool isSetMask = true>                                                                           \
+  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const std::common_type_t<T>& s, uint64_t mask,      \
+            const ms_twin::U8 repeat, const UnaryRepeatParams& params, ms_twin::Site site = ms_twin::Site::Here()) {  \
+    static_assert(ms_twin::Types<T>, #Name " is not defined for this type");                                          \
+    ms_twin::Unary(                                                                                                   \
+        #Name, ms_twin::Rate, dst, src, ms_twin::Choose(isSetMask, ms_twin::Mask::Lanes(mask)), repeat, params, site, \
+        [s](T x) -> T { return Expression; }, Legal);                                                                 \
+  }                                                                                                                   \
+  template <class T, bool isSetMask = true>                                                                           \
+  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const std::common_type_t<T>& s,                     \
+            const uint64_t mask[], const ms_twin::U8 repeat, const UnaryRepeatParams& params,                         \
+            ms_twin::Site site = ms_twin::Site::Here()) {                                                             \
+    static_assert(ms_twin::Types<T>, #Name " is not defined for this type");                                          \
+    ms_twin::Unary(                                                                                                   \
+        #Name, ms_twin::Rate, dst, src, ms_twin::Choose(isSetMask, ms_twin::Mask::Bits(mask)), repeat, params, site,  \
+        [s](T x) -> T { return Expression; }, Legal);                                                                 \
   }
 
-MS_TWIN_SCALAR(Adds, kRateAdds, kNumbers, (ms_twin::AddOp::Do(x, s)))
-MS_TWIN_SCALAR(Muls, kRateAdds, kNumbers, (ms_twin::MulOp::Do(x, s)))
-MS_TWIN_SCALAR(Maxs, kRateAdds, kNumbers, (ms_twin::MaxOp::Do(x, s)))
-MS_TWIN_SCALAR(Mins, kRateAdds, kNumbers, (ms_twin::MinOp::Do(x, s)))
-MS_TWIN_SCALAR(LeakyRelu, kRateAdds, kFloats, (x > T(0) ? x : ms_twin::MulOp::Do(x, s)))
-MS_TWIN_SCALAR(ShiftLeft, kRateAdds, kWords, (ms_twin::Wrapped<T>(int64_t(uint64_t(int64_t(x)) << s))))
-MS_TWIN_SCALAR(ShiftRight, kRateAdds, kWords, (static_cast<T>(x >> s)))
+MS_TWIN_SCALAR(Adds, kRateAdds, kNumbers, true, (ms_twin::AddOp::Do(x, s)))
+MS_TWIN_SCALAR(Muls, kRateAdds, kNumbers, true, (ms_twin::MulOp::Do(x, s)))
+MS_TWIN_SCALAR(Maxs, kRateAdds, kNumbers, true, (ms_twin::MaxOp::Do(x, s)))
+MS_TWIN_SCALAR(Mins, kRateAdds, kNumbers, true, (ms_twin::MinOp::Do(x, s)))
+MS_TWIN_SCALAR(LeakyRelu, kRateAdds, kFloats, true, (x > T(0) ? x : ms_twin::MulOp::Do(x, s)))
+MS_TWIN_SCALAR(ShiftLeft, kRateAdds, kWords, ms_twin::ShiftAmount(s),
+               (ms_twin::Wrapped<T>(static_cast<int64_t>(static_cast<uint64_t>(static_cast<int64_t>(x)) << s))))
+MS_TWIN_SCALAR(ShiftRight, kRateAdds, kWords, ms_twin::ShiftAmount(s), (static_cast<T>(static_cast<int64_t>(x) >> s)))
 #undef MS_TWIN_SCALAR
 
 // dst += src0 * src1, the product rounded with the sum (fused). src may be half where dst is float.
