@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 from .. import doctor
-from .cases import CASES, SUITES, Case
+from .cases import CASES, NETS, SUITES, Case
+from .fusion import FusionPlan
 
 COLUMNS = ("shape", "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "dtype", "direction", "causal",
            "threads", "peer", "ours_ms", "peer_ms", "ratio", "ratio_low", "ratio_high", "ours_mib", "peer_mib",
@@ -23,9 +24,11 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--suite", choices=SUITES, default="cpu", help="which peers and shapes (default: %(default)s)")
+    parser.add_argument("--suite", choices=[*SUITES, "fusion"], default="cpu",
+                        help="attention against peers, or whole models as written against fused (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a few shapes in float32, in less than four minutes")
-    parser.add_argument("--shapes", type=_names(CASES), help=f"comma-separated, of {', '.join(CASES)}")
+    parser.add_argument("--shapes", type=_names([*CASES, *NETS]),
+                        help=f"comma-separated, of {', '.join(CASES)}; of the suite fusion: {', '.join(NETS)}")
     parser.add_argument("--dtypes", type=_names(DTYPES), help=f"comma-separated, of {', '.join(DTYPES)}")
     parser.add_argument("--threads", type=_counts, metavar="N,...",
                         help="numbers of cores to leave to everybody (default: all; without --quick also 1)")
@@ -36,17 +39,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, printing each row as it comes; 1 if ms_flash itself failed somewhere."""
-    plan = Plan(args)
+    """Measures, printing each row as it comes; 1 if ms_flash itself failed somewhere, 2 for wrong arguments."""
+    wrong = _wrong(args)
+    if wrong:
+        print(f"For 'bench', {wrong}", file=sys.stderr)
+        return 2
+    cores = len(os.sched_getaffinity(0))
+    threads = args.threads or ([cores] if args.quick else sorted({1, cores}))
+    plan = (FusionPlan if args.suite == "fusion" else Plan)(args, threads, Progress)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / f"{args.suite}.json").write_text(json.dumps(doctor.environment(), indent=2) + "\n")
     failed = False
     with open(args.out / f"{args.suite}.csv", "w", newline="") as file:
-        writers = [csv.DictWriter(stream, COLUMNS, lineterminator="\n") for stream in (sys.stdout, file)]
+        writers = [csv.DictWriter(stream, plan.columns, lineterminator="\n") for stream in (sys.stdout, file)]
         for writer in writers:
             writer.writeheader()
         for row in plan.rows():
-            failed |= row["ours_ms"] is None
+            failed |= plan.failed(row)
             for writer in writers:
                 writer.writerow(row)
             sys.stdout.flush()
@@ -54,13 +63,25 @@ def run(args: argparse.Namespace) -> int:
     return int(failed)
 
 
+def _wrong(args):
+    """What does not go together."""
+    known = NETS if args.suite == "fusion" else CASES
+    for name in args.shapes or ():
+        if name not in known:
+            return f"'shapes' of the suite {args.suite} must be of {', '.join(known)}, but got {name!r}."
+    if args.suite == "fusion" and args.dtypes:
+        return "'dtypes' must not be given for the suite fusion, which is float32."
+    return None
+
+
 class Plan:
     """What one call of the command measures, and how."""
 
-    def __init__(self, args: argparse.Namespace):
-        suite, cores = SUITES[args.suite], len(os.sched_getaffinity(0))
-        self.peers = suite.peers
-        self.threads = args.threads or ([cores] if args.quick else sorted({1, cores}))
+    columns = COLUMNS
+
+    def __init__(self, args: argparse.Namespace, threads: list, progress):
+        suite = SUITES[args.suite]
+        self.peers, self.threads = suite.peers, threads
         self.seconds, self.rounds = (args.seconds or 1.0, 3) if args.quick else (args.seconds or 3.0, 5)
         self.memory = not args.no_memory
         shapes = args.shapes or (suite.quick_cases if args.quick else suite.cases)
@@ -68,9 +89,14 @@ class Plan:
         self.problems = [(CASES[shape], dtype) for shape in shapes for dtype in dtypes]
         # Memory is measured once per problem, with the full mask only when time is short.
         self.memory_causal = (False,) if args.quick else (False, True)
-        self.progress = Progress(sum(
+        self.progress = progress(sum(
             len(self.threads) * len(self.variants(case)) + len(self.implementations()) * len(self.memory_variants(case))
             for case, _ in self.problems))
+
+    @staticmethod
+    def failed(row: dict) -> bool:
+        """Whether ms_flash itself failed."""
+        return row["ours_ms"] is None
 
     @staticmethod
     def variants(case: Case) -> list:

@@ -56,3 +56,25 @@ SUITES = {
                  peers=("mindspore-jit", "mindspore-pynative"),
                  quick_cases=("s512", "s1024", "bert", "decode-gqa", "varlen")),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Net:
+    """One model of ``--suite fusion``. `packed`: query, key and value come from one projection. `mask`: "causal" (the
+    lowest number above the diagonal), "padding" (-1e4 added) or ``None``."""
+
+    name: str
+    batch: int
+    length: int
+    width: int
+    heads: int
+    packed: bool
+    mask: str | None
+    layers: int = 2
+
+
+NETS = {net.name: net for net in (
+    Net("gpt2-small", 1, 1024, 768, 12, packed=True, mask="causal"),
+    Net("bert-base", 2, 512, 768, 12, packed=False, mask="padding"),
+    Net("vit-s", 8, 197, 384, 6, packed=True, mask=None),
+)}

@@ -74,8 +74,7 @@ def measure_time(request: dict, direction: str, causal: bool) -> dict:
 def measure_memory(request: dict, direction: str, causal: bool) -> dict:
     """MiB by which one step raises the peak of resident memory.
 
-    A small step goes first, so that libraries and thread pools are not counted. The full one runs twice: its compiler
-    has given its own memory back by the second time, while what MindSpore's pool keeps still counts.
+    A small step goes first, so that libraries and thread pools are not counted.
     """
     from .peers import IMPLEMENTATIONS
 
@@ -84,14 +83,22 @@ def measure_memory(request: dict, direction: str, causal: bool) -> dict:
     small = dataclasses.replace(case, batch=1, q_len=16, kv_len=16, lengths=(7, 9) if case.lengths else ())
     try:
         IMPLEMENTATIONS[name](small, request["dtype"], direction, causal)()
-        step = IMPLEMENTATIONS[name](case, request["dtype"], direction, causal)
-        before = _settle()
-        step()
-        _settle()
-        step()
+        return {name: peak_growth(IMPLEMENTATIONS[name](case, request["dtype"], direction, causal))}
     except Exception as error:
         return {name: _short(error)}
-    return {name: max(_status_mib("VmHWM") - before, 0.0)}
+
+
+def peak_growth(step) -> float:
+    """MiB by which `step` raises the peak of resident memory.
+
+    It runs twice: its compiler has given its own memory back by the second time, while what MindSpore's pool keeps
+    still counts.
+    """
+    before = _settle()
+    step()
+    _settle()
+    step()
+    return max(_status_mib("VmHWM") - before, 0.0)
 
 
 def _short(error):

@@ -1,0 +1,87 @@
+"""`bench --suite fusion`: its models are fused at every level, and its rows say what was measured."""
+from __future__ import annotations
+
+import argparse
+import json
+
+import mindspore as ms
+import pytest
+
+import ms_flash.bench as bench
+from ms_flash.bench import cases, fusion, worker
+
+TINY = cases.Net("tiny", 2, 24, 32, 2, packed=True, mask="causal", layers=1)
+TINY_PADDED = cases.Net("tiny-padded", 2, 24, 32, 2, packed=False, mask="padding", layers=1)
+
+
+@pytest.mark.parametrize("net", [TINY, TINY_PADDED], ids=lambda net: net.name)
+def test_every_level_is_measured_in_one_process(net):
+    variants = ["unfused", "core", "layout"]
+    results = fusion.measure_time(net, {"variants": variants, "seconds": 0.0, "rounds": 2})
+    assert {name: (result["fused"], len(result["times"])) for name, result in results.items()} == {
+        "unfused": ("", 2), "core": ("1 core", 2), "layout": ("1 layout", 2)}
+    losses = [result["loss"] for result in results.values()]
+    assert max(losses) - min(losses) <= 1e-5 * min(losses)
+
+
+def test_rows():
+    times = {"unfused": {"times": [3.0, 4.0, 5.0], "loss": 2.0, "fused": ""},
+             "core": {"times": [1.0, 2.0, 2.0], "loss": 2.5, "fused": "1 core"},
+             "block": {"note": "died"}}
+    row = fusion.compare(times, {"unfused": {"mib": 30.0}, "core": {"mib": 10.0}, "block": {"mib": 5.0}}, "core")
+    assert row == {"fused": "1 core", "ms": 2000.0, "unfused_ms": 4000.0, "ratio": 2.5, "ratio_low": 2.25,
+                   "ratio_high": 2.75, "mib": 10.0, "unfused_mib": 30.0, "memory_ratio": 3.0,
+                   "loss_difference": "5.0e-01", "note": ""}
+    assert not fusion.FusionPlan.failed(row)
+    row = fusion.compare(times, {}, "block")
+    assert row["note"] == "time of block: died" and fusion.FusionPlan.failed(row)
+
+
+def test_progress_counts_every_process(monkeypatch):
+    shown = []
+
+    class Progress:
+        def __init__(self, total):
+            self.total, self.done = total, 0
+
+        def show(self, text):
+            shown.append(text)
+
+        def step(self):
+            self.done += 1
+
+    class Done:
+        returncode, stderr = 0, ""
+        stdout = "RESULT " + json.dumps({name: {"times": [1.0, 1.0], "loss": 1.0, "fused": "2 core", "mib": 1.0}
+                                         for name in fusion.VARIANTS})
+
+    monkeypatch.setattr(fusion.subprocess, "run", lambda *_, **__: Done)
+    args = argparse.Namespace(shapes=["vit-s"], seconds=None, quick=True, no_memory=False)
+    plan = fusion.FusionPlan(args, [1, 2], Progress)
+    rows = list(plan.rows())
+    assert [(row["threads"], row["level"]) for row in rows] == [
+        (threads, level) for threads in (1, 2) for level in fusion.VARIANTS if level != "unfused"]
+    assert all(set(row) == set(fusion.COLUMNS) for row in rows)
+    assert plan.progress.done == plan.progress.total == len(shown) == len(fusion.VARIANTS) + 2
+
+
+@pytest.mark.parametrize("given, text", [
+    ({"shapes": ["s512"]}, "'shapes' of the suite fusion must be of gpt2-small, bert-base, vit-s, but got 's512'"),
+    ({"shapes": ["vit-s"], "suite": "cpu"}, "'shapes' of the suite cpu must be of s512"),
+    ({"dtypes": ["float16"]}, "'dtypes' must not be given for the suite fusion")])
+def test_what_does_not_go_together_is_refused(given, text, capsys):
+    args = argparse.Namespace(**{"suite": "fusion", "shapes": None, "dtypes": None, **given})
+    assert bench.run(args) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_peak_growth_sees_what_a_step_holds():
+    held = []
+    grown = worker.peak_growth(lambda: held.append(bytearray(64 << 20)))
+    assert 60 < grown < 200
+
+
+@pytest.fixture(autouse=True)
+def _pynative_again():
+    yield
+    ms.set_context(mode=ms.PYNATIVE_MODE)
