@@ -41,7 +41,7 @@ class NotShared(Exception):
     """The gradient of a repeated key or value is not summed where it was looked for."""
 
 
-def geometries(forward) -> list[Geometry]:
+def geometries(forward, masking) -> list[Geometry]:
     """The ways to read the batch of the products as batch and heads, those with shared key heads first."""
     views = forward.query, forward.key, forward.value
     total = math.prod(forward.query.shape[:-2])
@@ -53,6 +53,11 @@ def geometries(forward) -> list[Geometry]:
             counts.add(size)
         size = before * dim
         counts.add(size)
+    for term in masking.masks + masking.biases:
+        size = 1
+        for atom, _ in reversed(term.view.dims[0]):
+            size *= atom
+            counts.add(size)
     counts = counts - {1, total} or {1, total}      # all heads or none only where there is no other way
     found = []
     for heads in sorted(counts):
@@ -321,8 +326,10 @@ class Fused:
                 continue
             dims = tuple(() if all(not stride for _, stride in dim) else dim for dim in view.dims)
             shape = tuple(size if dim else 1 for size, dim in zip(full, dims))
+            before = self.emit.transposes
             made = self.emit.arrange(self.emit.ref(source), self._atoms(source), [a for d in dims for a in d], shape)
             if made is not None:
+                self.copies += self.emit.transposes - before
                 return made
         raise Refusal("mask_shape", shape=term.node.shape, scores=term.step.node.shape)
 

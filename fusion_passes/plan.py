@@ -119,7 +119,7 @@ class Planner:
         """The geometry and layout that need the fewest copies."""
         best, refusal = None, None
         layouts = ["BNSD"] if self.options["level"] == "core" else ["BSND", "packed", "BNSD", "SBH"]
-        geometries = build.geometries(forward)
+        geometries = build.geometries(forward, masking)
         fewest = min((g.kv_heads for g in geometries), default=0)
         for geometry in geometries:
             for layout in layouts:
