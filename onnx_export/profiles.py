@@ -120,12 +120,26 @@ class Standard(Profile):
             # without a past, Attention aligns to the top left corner; a mask says the same on every runtime
             band = body.band(b, a, call.q, call.k)
             mask = band if mask is None else _joined(b, mask, band)
-        if mask is not None and mask.dtype not in ("bool", call.q.dtype):
-            mask = b.cast(mask, call.q.dtype)
-        y = b.op("Attention", call.q, call.k, call.v, mask, is_causal=causal, scale=float(a["scale"]) or None,
+        if mask is not None:
+            mask = self._mask(b, mask, call)
+        q, scale = call.q, float(a["scale"])
+        if scale < 0:       # runtimes take the square root of it for Q and K each
+            q, scale = b.op("Neg", q), -scale
+        y = b.op("Attention", q, call.k, call.v, mask, is_causal=causal, scale=scale or None,
                  softcap=float(a["softcap"]), softmax_precision=1, dtype=call.q.dtype, shape=call.result[0].shape)
         _, lse = body.inline(b, call.kind, call.attributes, call.q, call.k, call.v, call.mask)
         return y, lse       # nodes of an LSE that nobody reads are removed
+
+    @staticmethod
+    def _mask(b, mask, call):
+        """A mask as Attention wants it: of the dtype of Q, with all keys, since one with fewer would be padded."""
+        mask = mask if mask.dtype == "bool" else b.cast(mask, call.q.dtype)
+        if mask.rank == 1:
+            mask = b.op("Unsqueeze", mask, b.constant([0], "int64"), shape=(1, *mask.shape))
+        if mask.shape[-1] == 1 and call.k.shape[2] != 1:
+            dims = b.vector([1] * (mask.rank - 1) + [b.length(call.k, 2)])
+            mask = b.op("Expand", mask, dims, shape=(*mask.shape[:-1], call.k.shape[2]))
+        return mask
 
     @staticmethod
     def _same_length(call):
@@ -192,6 +206,8 @@ def _node(b, call, extra, overload=""):
     inputs = [call.q, call.k, call.v] + ([] if call.mask is None else [call.mask])
     results = b.op(schema.OP_TYPE, *inputs, domain=schema.DOMAIN, outputs=call.result, overload=overload,
                    **attributes, **extra)
+    written = b.block.nodes[-1].inputs
+    written += [""] * (len(schema.INPUTS) - len(written))       # evaluators want every input of a function named
     return results
 
 
