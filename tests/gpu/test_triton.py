@@ -1,7 +1,7 @@
-"""The Triton kernel in Triton's interpreter, against the float64 reference. Needs the extra ``triton``.
+"""The Triton kernel in Triton's interpreter, against the float64 reference. Needs torch and triton.
 
-Where the extra is not installed these tests are skipped; where it is, an import that fails fails them.
-`make test-triton` installs it beside the project's environment and runs them.
+Where they are not installed these tests are skipped; where they are, an import that fails fails them.
+`make test-triton` installs them (requirements.txt) beside the project's environment and runs the tests.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 if not all(importlib.util.find_spec(name) for name in ("torch", "triton")):
-    pytest.skip("the extra 'triton' is not installed", allow_module_level=True)
+    pytest.skip("torch and triton are not installed: make test-triton", allow_module_level=True)
 
 import torch
 from triton_kernel import FILE, flash_attention
