@@ -68,7 +68,7 @@ class Report:
         for graph in self.graphs:
             if len(self.graphs) > 1:
                 lines.append(f"{graph.name}, {graph.nodes} nodes, matched in {1e3 * graph.seconds:.0f} ms")
-            rows = [_row(site) for site in graph.sites]
+            rows = list(_alike(graph.sites))
             widths = [max(len(row[i]) for row in rows) for i in range(3)]
             for row in rows:
                 lines.append("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)) + "  " + row[3])
@@ -79,8 +79,19 @@ def _row(site):
     status = f"fused, {site.get('level', '')}" if site["fused"] else "left"
     shape = " ".join(filter(None, (site.get("shape"), site.get("dtype"))))
     line = site.get("line", "").rsplit("/", 1)[-1]
-    place = " ".join(filter(None, (site.get("place"), line and f"({line})")))
-    return [status, place, shape, ", ".join(_details(site)) if site["fused"] else _reason(site)]
+    return status, line and f"({line})", shape, ", ".join(_details(site)) if site["fused"] else _reason(site)
+
+
+def _alike(sites):
+    """The rows of the table. Sites that differ in their place only, as those of repeated layers do, become one."""
+    groups = {}
+    for site in sites:
+        groups.setdefault(_row(site), []).append(site.get("place") or "")
+    for (status, line, *rest), places in groups.items():
+        if len(places) > 2:
+            places = [f"{places[0]} to {places[-1]}, {len(places)} sites"]
+        for place in places:
+            yield [status, f"{place} {line}".strip(), *rest]
 
 
 def _reason(site):

@@ -15,7 +15,7 @@ from pathlib import Path
 from . import op_table
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = ("README.md", "README_CN.md", "docs/support.md", "docs/api.md", "docs/benchmarks.md")
+FILES = ("README.md", "README_CN.md", "docs/support.md", "docs/api.md", "docs/benchmarks.md", "docs/fusion.md")
 _RESULTS = ROOT / "benchmarks" / "results" / "cpu.csv"
 
 _CHINESE = {
@@ -137,7 +137,16 @@ def _bench(words=None, summary=False):
             f"ms_flash {machine['ms_flash']}.\n\n" + _table(header, rows, words))
 
 
+def _refusals():
+    """Every reason of the matcher, its details left open."""
+    from .fusion_passes.reasons import REASONS
+
+    return _table(("reason", "what to do"), [
+        tuple(re.sub(r"({\w+})+", "…", text) for text in reason) for reason in REASONS.values()])
+
+
 PARTS = {
+    "refusals": _refusals,
     "backends": _backends,
     "backends-cn": lambda: _backends(_CHINESE),
     "ops": _ops,
