@@ -11,15 +11,15 @@ namespace {
 
 bool place_in_ub(BackwardTiling* t, int64_t size, int64_t tile) {
   const AttentionTiling& a = t->a;
-  const bool planes = a.mask.dtype != DataType::none || a.bias.dtype != DataType::none || a.dropout == 2;
-  Budget ub("UB", size - (planes || a.dropout ? kSelectScratch : 0));
+  const bool planes = a.mask.dtype != DataType::none || a.bias.dtype != DataType::none || a.dropout;
+  Budget ub("UB", size - (planes ? kSelectScratch : 0));
   t->ub.tile = int32_t(tile);
   t->ub.score = ub.take(2 * tile);
   t->ub.grad = ub.take(2 * tile);
   t->ub.prob = ub.take(tile);
   t->ub.dscore = ub.take(tile);
   t->ub.scratch = ub.take(tile);
-  t->ub.plane = ub.take(planes || a.dropout ? tile + tile / 32 : 0);
+  t->ub.plane = ub.take(planes ? tile + tile / 32 : 0);
   t->ub.slope = ub.take(a.softcap > 0 || a.has_fill ? tile : 0);
   t->ub.stats = ub.take(3 * round_up((t->block_q + 1) / 2, 64) * 4);
   t->ub.spread = ub.take(64 * 32);

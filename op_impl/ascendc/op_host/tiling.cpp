@@ -59,8 +59,8 @@ namespace {
 
 bool place_in_ub(ForwardTiling* t, int64_t size, int64_t tile) {
   const AttentionTiling& a = t->a;
-  const bool planes = a.mask.dtype != DataType::none || a.bias.dtype != DataType::none || a.dropout == 2;
-  const bool full_scratch = planes || a.alibi || a.dropout;
+  const bool planes = a.mask.dtype != DataType::none || a.bias.dtype != DataType::none || a.dropout;
+  const bool full_scratch = planes || a.alibi;
   Budget ub("UB", size - (planes ? kSelectScratch : 0));
   const int64_t ring = (t->depth + 1) * 64 * 4;
   t->ub.tile = int32_t(tile);

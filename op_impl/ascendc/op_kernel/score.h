@@ -2,7 +2,7 @@
 // is not entered when the problem does not have it. A position that is excluded is overwritten, never added to: a NaN
 // there must not survive.
 #pragma once
-#include "vector.h"
+#include "dropout.h"
 
 namespace msf {
 
@@ -32,6 +32,14 @@ class ScorePieces {
     constant_ = Local<float>(TPosition::VECCALC, index + index_bytes, kBlockBytes);
     if (a.alibi) AscendC::CreateVecIndex(index_, 0.0f, uint32_t(index_bytes / 4));
     if (a.softcap > 0) AscendC::Duplicate(constant_, 2 * a.softcap, 8);
+    if (a.dropout == 1) {
+      philox_.SetUp(plane, scratch, tile_bytes);
+      seed_ = a.seed, offset_ = a.offset;
+      if (a.seed_from_input) {
+        seed_ = uint64_t(Global<int64_t>(in.seed, 0).GetValue(0));
+        offset_ = uint64_t(Global<int64_t>(in.seed, 0).GetValue(1));
+      }
+    }
     AscendC::PipeBarrier<PIPE_V>();
   }
   __aicore__ inline void WaitAllEmpty() { planes_.WaitAllEmpty(); }
@@ -63,6 +71,12 @@ class ScorePieces {
 
   // Which probabilities survive dropout; Keep may then be called any number of times for the same tile.
   __aicore__ inline void DrawKept(const ScoreTile& t, const TileRows& rows) {
+    if (a_->dropout == 1) {
+      planes_.template WaitEmpty<float>();
+      planes_.SignalFull();
+      philox_.Draw(bits_, *a_, seed_, offset_, t.batch, rows, t.first, t.count, t.key0, t.width);
+      planes_.SignalEmpty();
+    }
     if (a_->dropout == 2 && a_->drop_mask.k) FetchBits(a_->drop_mask, in_->drop_mask, AscendC::CMPMODE::NE, t, rows);
   }
   // What is dropped becomes 0, the rest grows to make up for it.
@@ -240,6 +254,8 @@ class ScorePieces {
   const AttentionTiling* a_ = nullptr;
   const Inputs* in_ = nullptr;
   InputRing planes_;
+  Philox philox_;
+  uint64_t seed_ = 0, offset_ = 0;
   LocalTensor<uint8_t> bits_;
   LocalTensor<float> index_, constant_, slope_;
   bool has_slope_ = false;
