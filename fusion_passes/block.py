@@ -1,0 +1,371 @@
+"""The block level: the projections around a fused attention are taken into it, forward and backward.
+
+It starts from a site as level layout fuses it. There the query, key and value come straight from their projections, the
+output goes straight into the output projection, and so do the gradients; what a projection's own gradient has to be is
+then known to the node. Whatever is not exactly that is refused, and the site stays at level layout.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+from .. import backends
+from ..mha_spec import GRADIENTS, MHA_SLOTS, MhaSpec
+from ..spec import SLOTS, Arg
+from .emit import Emitter, Ref
+from .linear import added, is_bias_gradient, is_gradient_of_x, linear, weight_gradient
+from .reasons import Refusal
+from .views import identity, merged
+
+_PARTS = ("q", "k", "v")
+_GRAD = len(SLOTS) + 3      # where the backward op takes the gradient of the output
+
+
+class Block:
+    """Makes one site at level layout, `made`, a site at level block."""
+
+    def __init__(self, grammar, made, options):
+        self.grammar, self.views, self.graph = grammar, grammar.views, grammar.graph
+        self.made, self.options = made, options
+        self.entries = {entry["id"]: entry for entry in made.emit.new}
+        ops = [entry for entry in made.emit.new if "prim" in entry]
+        self.forward, self.backward = ops[0], ops[1] if len(ops) > 1 else None
+        self.bias_grad = ops[2] if len(ops) > 2 else None
+        self.inner, self.slots, self.transposed = set(made.replaced), {}, [False] * 4
+        self.gradients = {}     # by name: [(node that is replaced, orientation or None)]
+        self.sums = {}          # source: (the sum that takes its gradients, its other terms)
+
+    def build(self):
+        """The site at level block. Raises Refusal."""
+        made = self.made
+        if made.copies or made.layout not in ("BSND", "SBH"):
+            self._refuse("the attention still needs a transpose")
+        self.projections = self._projections()
+        self._sources()
+        self.out = self._output()
+        if self.backward is not None:
+            self._output_gradients()
+            for part, projection in self.projections.items():
+                self._part_gradients(part, projection)
+            for source in ("x", "context", "context_v"):
+                self._source_gradient(source)
+        return self._emit()
+
+    @staticmethod
+    def _refuse(detail):
+        raise Refusal("not_block", detail=detail)
+
+    # --- what the new nodes of level layout are made of ---
+
+    def _trace(self, operand):
+        """The old node, or the result of a new op, that `operand` is a reshape of."""
+        while isinstance(operand, str) and self.entries[operand].get("op") == "Reshape":
+            operand = self.entries[operand]["inputs"][0]
+        return operand
+
+    def _node(self, operand, what):
+        at = self._trace(operand)
+        if not isinstance(at, int):
+            self._refuse(f"the {what} is cast or computed between projection and attention")
+        return self.graph.by_id[at]
+
+    def _replaced_by(self, entry, item):
+        """The old nodes that a result of level layout stands for."""
+        found = []
+        for old, operand in self.made.replace:
+            at = self._trace(operand)
+            if isinstance(at, dict) and at.get("item") == [entry["id"], item]:
+                found.append(self.graph.by_id[old])
+        return found
+
+    def _uses(self, node):
+        """Users of `node` and of its reshapes."""
+        found = []
+        for user, position in self.grammar.forward_users(node):
+            if self.views.source(user) is node and position == 0 and user.size == node.size \
+                    and merged([a for d in self.views.relative(user, node).dims for a in d]) in ((), ((node.size, 1),)):
+                self.inner.add(user)
+                found += self._uses(user)
+            else:
+                found.append(user)
+        return list(dict.fromkeys(found))
+
+    # --- forward ---
+
+    def _projections(self):
+        """By part: its projection; a packed one is part q alone."""
+        found = {}
+        for part, operand in zip(_PARTS, self.forward["inputs"][:1 if self.made.packed else 3]):
+            node = self._node(operand, "query, key or value")
+            at = next((p for p in (linear(self.views, n) for n in self.views.chain(node)) if p is not None), None)
+            if at is None or at.result.size != node.size:
+                self._refuse("query, key and value do not come straight from projections")
+            if any(at.product is p.product for p in found.values()):
+                self._refuse("query, key and value share a projection that cannot be read as packed")
+            found[part] = at
+            self.inner |= at.inner
+            self._take(part, at, _PARTS.index(part))
+        return found
+
+    def _take(self, part, projection, at):
+        self.slots["w_" + part], self.slots["b_" + part] = projection.weight, projection.bias
+        self.transposed[at] = projection.stored_in_out
+
+    def _sources(self):
+        """Slots x, context and context_v, and which of them every part reads."""
+        keys = {part: self.views.of(p.x).key for part, p in self.projections.items()}
+        self.source, known = {}, {}
+        for part in self.projections:
+            name = {"q": "x", "k": "context", "v": "context_v"}[part]
+            before = known.get("k" if part == "v" else "q")
+            if before is not None and keys[part] == before[0]:
+                name = before[1]
+            else:
+                self.slots[name] = self.projections[part].x
+            known[part] = keys[part], name
+            self.source[part] = name
+
+    def _output(self):
+        """The output projection, or ``None`` where the output goes elsewhere."""
+        results = self._replaced_by(self.forward, 0)
+        if len(results) != 1 or len(results) != len([n for n in self.made.replaced if self._is_out(n)]):
+            self._refuse("the output is used in several shapes")
+        self.attention = results[0]
+        users = self._uses(self.attention)
+        key = self.views.of(self.attention).key
+        ahead = [at for at in users if self._is_projection_of(at, key)]
+        if len(ahead) != 1:
+            return None
+        after = self._uses_plain(ahead[0])
+        result = after[0] if len(after) == 1 and linear(self.views, after[0]) is not None else ahead[0]
+        found = linear(self.views, result)
+        if found is None or found.product is not ahead[0]:
+            return None
+        self.inner |= {found.product}
+        self._take("o", found, 3)
+        return found
+
+    def _uses_plain(self, node):
+        return [user for user, _ in self.grammar.forward_users(node)]
+
+    def _is_out(self, node):
+        operand = next(new for old, new in self.made.replace if old == node.id)
+        at = self._trace(operand)
+        return isinstance(at, dict) and at["item"][0] == self.forward["id"]
+
+    def _is_projection_of(self, node, key):
+        found = linear(self.views, node)
+        return found is not None and found.product is node and self.views.of(found.x).key == key
+
+    # --- backward ---
+
+    def _want(self, name, node, orientation=None):
+        self.gradients.setdefault(name, []).append((node, orientation))
+        self.inner.add(node)
+
+    def _output_gradients(self):
+        grad = self._node(self.backward["inputs"][_GRAD], "gradient of the output")
+        if self.out is None:
+            if set(self._uses(self.attention)) & self.inner:
+                self._refuse("the output is used inside")
+            self.dy = grad
+            return
+        product = next((n for n in self.views.chain(grad) if self.views.source(n) is None), grad)
+        made = [n for n in (grad, product) if n.op.startswith(("MatMul", "BatchMatMul"))]
+        if not made or not is_gradient_of_x(self.views, made[0], self.views.of(made[0].inputs[0]).key, self.out.right):
+            self._refuse("the gradient of the output does not come straight from the output projection")
+        self.inner.add(made[0])
+        self.dy = made[0].inputs[0]
+        key, attention = self.views.of(self.dy).key, self.views.of(self.attention).key
+        for user in self._uses(self.attention):
+            if user is self.out.product:
+                continue
+            orientation = weight_gradient(self.views, user, key, attention)
+            if orientation is None:
+                self._refuse(f"the output is used by {user.op} too")
+            self._want("w_o", user, orientation)
+        if self.out.bias is not None:
+            kept = set(self.inner)
+            rows = self.dy.size // self.out.sizes[1]
+            for user in self._uses(self.views.of(self.dy).base):
+                if is_bias_gradient(user, rows):
+                    self._want("b_o", user)
+                    kept.add(user)
+            self.inner = kept
+
+    def _part_gradients(self, part, projection):
+        nodes = self._replaced_by(self.backward, _PARTS.index(part))
+        x = self.views.of(projection.x).key
+        for node in nodes:
+            gradient = self.views.of(node).key
+            for user in self._uses(node):
+                orientation = weight_gradient(self.views, user, gradient, x)
+                if orientation is not None:
+                    self._want("w_" + part, user, orientation)
+                elif is_gradient_of_x(self.views, user, gradient, projection.right):
+                    self._want(self.source[part], user)
+                elif projection.bias is not None and is_bias_gradient(user, node.size // projection.sizes[1]):
+                    self._want("b_" + part, user)
+                else:
+                    self._refuse(f"the gradient of a projection is used by {user.op}")
+
+    def _source_gradient(self, name):
+        """Where the gradients of all parts that read `name` are added up."""
+        terms = [node for node, _ in self.gradients.get(name, ())]
+        parts = [part for part, source in self.source.items() if source == name]
+        if not terms:
+            return
+        if len(terms) != len(parts):
+            self._refuse("the gradient of an input is taken for some of its projections only")
+        if len(terms) == 1:
+            return
+        chains = []
+        for term in terms:
+            chain, at = [], added(term, self._uses)
+            while at is not None:
+                chain.append(at)
+                at = added(at[0], self._uses_plain)
+            chains.append(chain)
+        common = next((at for at, _ in chains[0] if all(any(at is b for b, _ in chain) for chain in chains)), None)
+        if common is None:
+            self._refuse("the gradients of the projections' input are not added up in one place")
+        known = {at: members for chain in chains for at, members in chain}
+        others, found = [], []
+        self._flatten(common, known, terms, others, found)
+        if sorted(n.id for n in found) != sorted(n.id for n in terms):
+            self._refuse("the gradients of the projections' input are not added up in one place")
+        self.gradients[name] = [(common, None)]
+        self.sums[name] = others
+
+    def _flatten(self, at, known, terms, others, found):
+        for member in known[at]:
+            inside = next((n for n in self.views.chain(member) if n in terms or (n in known and n is not at)), None)
+            if inside is None:
+                others.append(member)
+            elif inside in terms:
+                found.append(inside)
+            else:
+                self.inner.add(inside)
+                self._flatten(inside, known, terms, others, found)
+        self.inner |= {user for member in known[at] for user, _ in member.users if user.op == "MakeTuple"
+                       and any(behind is at for behind, _ in user.users)}
+
+    # --- the new nodes ---
+
+    def _ref(self, name, emit):
+        """Slot `name` in the shape of the op."""
+        node = self.slots.get(name)
+        if node is None:
+            return None
+        ref = emit.ref(node)
+        if name not in ("x", "context", "context_v"):
+            return ref
+        return emit.reshape(ref, self._rows("query" if name == "x" else "key", node.shape[-1]))
+
+    def _rows(self, name, channels):
+        batch, _, length, _ = self.made.geometry.dims(name)
+        return (batch, length, channels) if self.made.layout == "BSND" else (length, batch, channels)
+
+    def _spec(self, refs):
+        attention = self.made.spec
+        args = tuple(None if ref is None else Arg(ref.shape, ref.dtype) for ref in refs)
+        try:
+            return MhaSpec.parse(
+                "fuse", args, num_heads=self.made.geometry.heads, num_kv_heads=self.made.geometry.kv_heads,
+                layout="BSH" if self.made.layout == "BSND" else "SBH", transposed=tuple(self.transposed),
+                recompute=self.options.get("memory") == "recompute",
+                grads=tuple(name for name in GRADIENTS if name in self.gradients),
+                window_size=(attention.left, attention.right), dropout_p=attention.dropout_p,
+                softmax_scale=attention.scale, softcap=attention.softcap, causal_align=attention.align,
+                mask_fill=attention.mask_fill)
+        except (TypeError, ValueError) as error:
+            raise Refusal("not_block", detail=str(error)) from error
+
+    def _emit(self):
+        made = copy.copy(self.made)
+        emit = Emitter(self.made.emit.prefix + "b", self.made.forward.softmax, self.made.emit.handle)
+        refs = [self._ref(name, emit) for name in MHA_SLOTS[:11]]
+        for operand, arg in zip(self.forward["inputs"][3:9], self.made.spec.inputs[3:9]):
+            refs.append(None if arg is None else Ref(operand, arg.shape, arg.dtype))
+        spec = self._spec(refs)
+        backend = backends.select("fuse", self.options.get("backend"))
+        heads = self.made.geometry
+        q, k, v = (spec.attention.inputs[i].shape for i in range(3)) if spec.has("w_k") else (None,) * 3
+        if q is None:
+            width = spec.attention.head_dim
+            q, k, v = (self._rows(name, n * width) for name, n in (
+                ("query", heads.heads), ("key", heads.kv_heads), ("value", heads.kv_heads)))
+        one = (1,)
+        merged_heads = self._rows("query", heads.heads * spec.attention.v_head_dim)
+        results = [spec.out_shape, *((one,) * 3 if spec.recompute else (q, k, v)),
+                   merged_heads if spec.has("w_o") else one]
+        y, *saved = emit.custom(lambda: backend.mha_forward(spec), refs, [(s, spec.dtype) for s in results] + [
+            (spec.attention.lse_shape, "float32")] * 2)
+        made.replace, made.replaced = [], set()
+        results = self.out.result if self.out is not None else self.attention
+        self._put(made, emit, results, y)
+        made.outputs, made.out, made.gradient = {results}, y, None
+        if self.backward is not None:
+            inputs = refs + [(y, *saved)[i] for i in spec.saved] + [emit.reshape(emit.ref(self.dy), spec.out_shape)]
+            by_name = dict(zip(MHA_SLOTS, refs))
+            shapes = [(by_name[n].shape, by_name[n].dtype) if n in spec.grads and by_name[n] is not None
+                      else (one, spec.dtype) for n in GRADIENTS]
+            made.gradient = self._put_gradients(made, emit, emit.custom(
+                lambda: backend.mha_backward(spec), inputs, shapes))
+            if self.bias_grad is not None:
+                bias = spec.inputs[MHA_SLOTS.index("bias")]
+                emit.custom(lambda: backend.mha_bias_grad(spec), inputs, [(bias.shape, bias.dtype)])
+                emit.new[-1]["id"] = self.bias_grad["id"]
+                leaves = {leaf.node for leaf in self.made.backward.biases.values()}
+                made.replaced |= leaves
+                made.replace += [pair for pair in self.made.replace if self.graph.by_id[pair[0]] in leaves]
+            made.backward = replace(self.made.backward, grad=identity(self.dy))
+        made.passed = set(self.made.passed) | self.inner
+        made.emit = copy.copy(self.made.emit)
+        made.emit.new = self._needed(emit, made.replace)
+        made.block = spec
+        return made
+
+    def _put(self, made, emit, node, ref):
+        made.replace.append([node.id, emit.cast(emit.reshape(ref, node.shape), node.dtype).operand])
+        made.replaced.add(node)
+
+    def _put_gradients(self, made, emit, results):
+        first = None
+        for name, ref in zip(GRADIENTS, results):
+            for node, orientation in self.gradients.get(name, ()):
+                first = first or ref
+                if orientation is not None:
+                    stored = self.transposed["qkvo".index(name[2])]
+                    if (orientation == "in_out") != stored:
+                        ref = emit.op("Transpose", [ref, (1, 0)], ref.shape[::-1], ref.dtype)
+                for other in self.sums.get(name, ()):
+                    ref = emit.op("Add", [emit.reshape(ref, other.shape), emit.ref(other)], other.shape, ref.dtype)
+                self._put(made, emit, node, ref)
+        return first
+
+    def _needed(self, emit, replaced):
+        """The new nodes of both emitters that anything needs, in order."""
+        layout = self.made.emit.new
+        at = layout.index(self.forward)
+        gone = {self.forward["id"], self.backward and self.backward["id"], self.bias_grad and self.bias_grad["id"]}
+        entries = layout[:at] + emit.new + [entry for entry in layout[at:] if entry["id"] not in gone]
+        needed, kept = set(), []
+        for _, operand in replaced:
+            needed |= _names(operand)
+        for entry in reversed(entries):
+            if entry["id"] in needed:
+                kept.append(entry)
+                for operand in entry["inputs"]:
+                    needed |= _names(operand)
+        return kept[::-1]
+
+
+def _names(operand):
+    """Names of new nodes in an operand."""
+    if isinstance(operand, str):
+        return {operand}
+    if isinstance(operand, dict) and "item" in operand:
+        return {operand["item"][0]} if isinstance(operand["item"][0], str) else set()
+    return set()
