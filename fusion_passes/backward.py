@@ -319,6 +319,10 @@ class BackwardProof:
                     and step.other.size == at.size and state.reaches(self.forward.scores.steps, step):
                 self.found.biases[step] = Leaf(at, factor=state.factor)
                 return
+        for node in self.forward.inner - {self.forward.output.node}:
+            for other, _ in self.users(node):
+                if other.line and other not in self.forward.inner and not self.views.source(other):
+                    raise Refusal("scores_used", op=other.op, where=where(other))
         if user.op in PRODUCTS + _SUMS:
             raise Refusal("backward_differs", detail=f"{user.op}{where(user)} takes the gradient of the scores")
         raise Refusal("scores_used", op=user.op, where=where(user))

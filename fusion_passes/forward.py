@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .constants import Constants
-from .ir import FLOATS, Graph, Node, Unknown
+from .ir import FLOATS, Graph, Node, Unknown, orders
 from .products import PRODUCTS, Product, product
 from .reasons import Refusal
 from .scores import ScoreGrammar, Scores, Step
@@ -13,7 +13,6 @@ from .views import Views, merged
 
 SOFTMAX = ("Softmax",)
 GRADIENTS = ("SoftmaxBackward", "SoftmaxGrad", "DropoutGrad", "DropoutGradExt", "DropoutDoMaskExt")
-ORDERING = ("UpdateState",)
 
 
 @dataclass(eq=False)
@@ -117,8 +116,21 @@ class ForwardGrammar:
             if others:
                 raise Refusal("probs_used", op=others[0].op, where=where(others[0]))
             self._check_path(found, at)
-        elif others:
-            self._explain(others[0])
+            return
+        for user in others or self._products_of_views(found.softmax):
+            self._explain(user)
+        raise Refusal("not_attention", detail="its result is not multiplied by values")
+
+    def _products_of_views(self, node):
+        """Products with a weight that take `node`, or a view of it: they mix heads or channels."""
+        found = []
+        for user, _ in self.forward_users(node):
+            if user.op in PRODUCTS:
+                bases = [self.views.of(n).base for n in user.inputs[:2] if n.static]
+                found += [user for base in bases if base.op == "Load" and len(base.shape) == 2]
+            elif self.views.source(user) is node:
+                found += self._products_of_views(user)
+        return found
 
     def _check_path(self, found, at):
         """All that the weights go through leads to the one product."""
@@ -131,8 +143,7 @@ class ForwardGrammar:
 
     def forward_users(self, node):
         """Users of `node` that compute with it: not the order of side effects."""
-        return [(user, position) for user, position in node.users if user.op not in ORDERING
-                and not (user.op in ("Depend", "Load") and position > 0)]
+        return [(user, position) for user, position in node.users if not orders(user, position)]
 
     def _use(self, found, at, user, position):
         """What `user` does with the weights `at`: output, through, backward or other."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from .. import backends
 from ..spec import OPTIONS, SLOTS, Arg, AttentionSpec
 from .emit import Emitter, Ref
-from .forward import ORDERING, where
+from .forward import where
 from .ir import FLOATS, Unknown
 from .masks import Masking
 from .reasons import Refusal
@@ -85,6 +85,8 @@ def _kv_heads(atoms):
 
 class Fused:
     """Builds one site in one layout and geometry."""
+
+    block = outputs = None      # of level block: the MhaSpec, and the nodes that the output replaces
 
     def __init__(self, grammar, forward, backward, masking: Masking, geometry, layout, options, prefix, like):
         self.grammar, self.graph, self.views = grammar, grammar.graph, grammar.views
@@ -318,7 +320,8 @@ class Fused:
         """A mask or bias as (batch or 1, heads or 1, queries or 1, keys or 1)."""
         geometry = self.geometry
         full = (geometry.batch, geometry.heads, geometry.queries, geometry.keys)
-        for source in ([term.node] if direct else reversed(self.views.chain(term.node))):
+        best = None
+        for source in [term.node] if direct else self.views.chain(term.node):
             view = self.views.relative(term.node, source)
             view = view and not view.offset and view.broadcast(term.step.node.shape)
             view = view and view.regrouped(full)
@@ -326,11 +329,15 @@ class Fused:
                 continue
             dims = tuple(() if all(not stride for _, stride in dim) else dim for dim in view.dims)
             shape = tuple(size if dim else 1 for size, dim in zip(full, dims))
-            before = self.emit.transposes
-            made = self.emit.arrange(self.emit.ref(source), self._atoms(source), [a for d in dims for a in d], shape)
-            if made is not None:
-                self.copies += self.emit.transposes - before
-                return made
+            atoms, trial = [a for d in dims for a in d], Emitter("", source, None)
+            if trial.arrange(trial.ref(source), self._atoms(source), atoms, shape) is not None:
+                cost = math.prod(shape), trial.transposes
+                if best is None or cost <= best[0]:
+                    best = cost, source, atoms, shape
+        if best is not None:
+            (_, copies), source, atoms, shape = best
+            self.copies += copies
+            return self.emit.arrange(self.emit.ref(source), self._atoms(source), atoms, shape)
         raise Refusal("mask_shape", shape=term.node.shape, scores=term.step.node.shape)
 
     def _mask(self):
@@ -426,8 +433,7 @@ class Fused:
         return self.views.after(user, view)
 
     def _users(self, node):
-        return [(user, position) for user, position in node.users if user.op not in ORDERING
-                and not (user.op in ("Depend", "Load") and position > 0)]
+        return self.grammar.forward_users(node)
 
     def _following(self, node, view):
         """What uses `node` by views, casts and constant factors: (user, its view, dtype, factor), or ``None``."""

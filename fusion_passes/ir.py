@@ -142,6 +142,13 @@ VIEWS_WITH_STATE = frozenset({
     "SliceView", "DiagonalView", "MoveDimView", "TView", "UnbindView", "SelectView", "StridedSliceView"})
 
 
+def orders(user: Node, position: int) -> bool:
+    """Whether `user` takes its input at `position` for the order of side effects alone, not for its value."""
+    if user.op == "MakeTuple":
+        return bool(user.users) and all(u.op == "UpdateState" for u, _ in user.users)
+    return user.op == "UpdateState" or (position > 0 and user.op in ("Depend", "Load"))
+
+
 def _root(node):
     """Where the memory of a chain of views begins."""
     while node.inputs and (node.op in VIEWS_WITH_STATE or node.op in ("Load", "TupleGetItem", "Depend")):

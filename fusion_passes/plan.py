@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass
 
 from . import fused as build
 from .backward import SHAPE_ONLY, BackwardProof
+from .block import Block
 from .dropout import seed
-from .forward import ORDERING, ForwardGrammar, where
-from .ir import FLOATS, VIEWS_WITH_STATE, Graph
+from .forward import ForwardGrammar, where
+from .ir import FLOATS, VIEWS_WITH_STATE, Graph, orders
+from .level import takes_projections
 from .masks import settle
 from .reasons import Refusal
 
@@ -82,25 +84,39 @@ class Planner:
 
     def _fuse(self, softmax, site):
         forward = self.grammar.match(softmax)
-        if forward.output is None:
-            raise Refusal("not_attention", detail="its result is not multiplied by values")
         self._check(forward)
         masking = settle(forward.scores, forward.zeroed)
         backward = BackwardProof(self.grammar, forward).run()
-        best = self._best(forward, backward, masking, softmax)
-        Removal(self.grammar, best).run()
+        best, narrow = self._widened(self._best(forward, backward, masking, softmax))
         self.plan["new"] += best.emit.finish()
         self.plan["replace"] += best.replace
         self.plan["order"] += best.order
         spec = best.spec
         site.fused, site.kind = True, "forward" if backward is None else "forward and backward"
-        site.level = "core" if not best.follow else "layout"
+        site.level = "core" if not best.follow else "layout" if best.block is None else "block"
         heads = f"{spec.num_heads}" if spec.num_heads == spec.num_kv_heads else f"{spec.num_heads}/{spec.num_kv_heads}"
         site.shape = f"B{spec.batch} N{heads} S{spec.q_len}" + (f"x{spec.k_len}" if spec.k_len != spec.q_len else "") \
             + f" D{spec.head_dim}" + (f"/{spec.v_head_dim}" if spec.v_head_dim != spec.head_dim else "")
         site.dtype, site.scale, site.mask = spec.dtype, spec.scale, masking.kind
-        site.note, site.softcap, site.dropout = masking.note, spec.softcap, round(spec.dropout_p, 6)
+        site.note = "; ".join(filter(None, (masking.note, narrow)))
+        site.softcap, site.dropout = spec.softcap, round(spec.dropout_p, 6)
         site.transposes = best.copies
+
+    def _widened(self, made):
+        """`made`, at level block where that is wanted and possible, checked as a whole; and why it is not, if so."""
+        narrow = ""
+        if takes_projections(self.options["level"], made.spec):
+            try:
+                wide = Block(self.grammar, made, self.options).build()
+                Removal(self.grammar, wide).run()
+                return wide, ""
+            except Refusal as refusal:
+                narrow = refusal.text
+            except Exception as error:      # level layout is proven already
+                _log.exception("level block failed")
+                narrow = f"not at level block: {type(error).__name__}: {error}"
+        Removal(self.grammar, made).run()
+        return made, narrow
 
     def _check(self, forward):
         operands = forward.scores.product.operands + forward.output.operands[1:]
@@ -152,11 +168,13 @@ class Removal:
 
     def run(self):
         """Raises Refusal if anything inside is needed outside."""
-        for node in self.inner:
-            for user, position in node.users:
-                if node not in self.made.replaced and not self._dies(user, position):
-                    code = "probs_used" if self._is_weights(node) else "scores_used"
-                    raise Refusal(code, op=user.op, where=where(user))
+        kept = [(node, user) for node in sorted(self.inner, key=self.graph.order.get) if node not in self.made.replaced
+                for user, position in node.users if not self._dies(user, position)]
+        if kept:    # the first in the forward pass says most
+            node, user = min(kept, key=lambda pair: (not pair[1].line, self.graph.order[pair[1]]))
+            while user.op in ("MakeTuple", "Depend") and user.users:
+                user = user.users[0][0]
+            raise Refusal("probs_used" if self._is_weights(node) else "scores_used", op=user.op, where=where(user))
         self._check_cycle()
         self._mend_order()
 
@@ -165,17 +183,13 @@ class Removal:
         return node is forward.softmax or node in forward.before
 
     def _dies(self, node, position=0):
-        if node in self.made.replaced or self._orders(node, position):
+        if node in self.made.replaced or orders(node, position):
             return True
         if node not in self._dead:
             self._dead[node] = False
             may = node in self.inner or self.views.source(node) is not None or node.op in _HANDS_ON
             self._dead[node] = may and bool(node.users) and all(self._dies(u, p) for u, p in node.users)
         return self._dead[node]
-
-    @staticmethod
-    def _orders(node, position):
-        return node.op in ORDERING or (node.op == "Depend" and position > 0)
 
     def _sources(self):
         """Nodes of the old graph that the new ones take."""
@@ -194,6 +208,8 @@ class Removal:
 
     def _forward_replaced(self):
         """The replaced nodes that stand for the output, not for a gradient."""
+        if self.made.outputs is not None:
+            return self.made.outputs
         product = self.made.forward.output.node
         found = set()
         for node in self.made.replaced:
@@ -210,10 +226,10 @@ class Removal:
         gone = {node for node in self.inner if node not in made.replaced}
         todo = [n for p in (made.forward.scores.product, made.forward.output) for operand in p.operands
                 for n in self.views.chain(operand)] + [n for node in gone for n, _ in node.users]
-        gone |= {n for n in todo if n not in made.replaced and n.op not in ORDERING and self._dies(n)}
+        gone |= {n for n in todo if n not in made.replaced and n.op != "UpdateState" and self._dies(n)}
         both = None
         for node in gone:
-            waiting = {u for u, position in node.users if self._orders(u, position)}
+            waiting = {u for u, position in node.users if orders(u, position)}
             if not waiting:
                 continue
             needed = {u for u in waiting if any(self.graph.depends_on(s, {u}) for s in self._sources())}

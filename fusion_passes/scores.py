@@ -99,7 +99,7 @@ class ScoreGrammar:
             base = base.inputs[0] if base.op == "Load" else base
             if base.op == "Parameter" and base.weight and len(base.shape) == 2:
                 inner = found.operands[name == "left"]
-                if self._leads_to_product(inner):
+                if self._is_about_scores(inner):
                     raise Refusal("scores_modified", op=f"a projection by the weight {base.name}")
                 raise Refusal("not_attention", detail=f"its input is a projection by the weight {base.name}")
 
@@ -108,6 +108,14 @@ class ScoreGrammar:
             self._climb(node)
         except Refusal:
             return False
+        return True
+
+    def _is_about_scores(self, node):
+        """Whether `node` is made of a product, in whatever way, for the choice of a reason."""
+        try:
+            self._climb(node)
+        except Refusal as refusal:
+            return refusal.code != "not_attention"
         return True
 
     def _step(self, node):
@@ -139,7 +147,7 @@ class ScoreGrammar:
             source = node.inputs[0].inputs[0] if op == "TupleGetItem" else node.inputs[0]
             code = "dropout_on_scores" if self._leads_to_product(source) else "not_attention"
             raise Refusal(code, detail="its input goes through dropout")
-        if any(n is not None and n.static and self._leads_to_product(n) for n in node.inputs):
+        if any(n is not None and n.static and self._is_about_scores(n) for n in node.inputs):
             raise Refusal("scores_modified", op=op)
         if op in ("Parameter", "FuncGraph", "Call"):
             raise Refusal("not_attention", detail=f"its input is {node.name or op}")
@@ -150,9 +158,8 @@ class ScoreGrammar:
         plain = merged([atom for dim in view.dims for atom in dim]) in ((), ((base.size, 1),)) and not view.offset
         if plain and node.size == base.size and base.shape and base.shape[-1] == node.shape[-1]:
             return Step("view", node, base)
-        if self._leads_to_product(base):
-            raise Refusal("rows_not_kept", detail=f"{base.op} {base.shape} is read as {node.shape}")
-        raise Refusal("not_attention", detail=f"its input comes from {base.op}")
+        self._climb(base)       # its own refusal says more
+        raise Refusal("rows_not_kept", detail=f"{base.op} {base.shape} is read as {node.shape}")
 
     def _factor(self, node, other):
         try:

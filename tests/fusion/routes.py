@@ -103,7 +103,7 @@ def _cell(node):
         if names:
             return int(names[0].split("members.")[1].split(".")[0])
         seen.update(level)
-        level = [n for at in level for n in at.inputs if n is not None and n not in seen]
+        level = [n for at in level for n in at.inputs if n is not None and n not in seen and n.dtype != "umonad"]
     return None
 
 
