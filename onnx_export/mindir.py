@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,7 +139,7 @@ def _parse(stream, what, func):
     model = ModelProto()
     try:
         model.ParseFromString(stream)
-    except DecodeError as error:
+    except (DecodeError, ValueError) as error:      # ValueError: a name that is no text
         raise MindirError(f"For '{func}', {what} is not in MINDIR format, or is damaged: {error}.") from error
     if model.producer_name != "MindSpore" or not model.graph.name:
         raise MindirError(f"For '{func}', {what} is not in MINDIR format: it was not written by MindSpore.")
@@ -176,9 +177,8 @@ class _Reader:
         if data is not None:
             return Parameter(name, tensor_type, lambda: array_of(data))
         if not proto.raw_data and 0 not in proto.dims:
-            raise MindirError(f"For '{self.func}', the parameter '{name}' has no value: it belongs to no Cell of the "
-                              "net, or the weights are kept in another file.")
-        return Parameter(name, tensor_type, lambda: _array(proto))
+            return Parameter(name, tensor_type, functools.partial(_no_value, name, self.func))
+        return Parameter(name, tensor_type, functools.partial(_array, proto))
 
     def _constants(self, proto):
         for node in proto.node:
@@ -283,6 +283,12 @@ class _Opaque(NamedTuple):
     """A constant of a kind the converter has no use for."""
 
     kind: str
+
+
+def _no_value(name, func):
+    """Stands for a value that is missing; an error only where the model needs it."""
+    raise MindirError(f"For '{func}', the parameter '{name}' has no value: it belongs to no Cell of the net, or the "
+                      "weights are kept in another file.")
 
 
 def _text(data):

@@ -100,6 +100,12 @@ def dropout(b, node, *inputs):
     raise Unsupported("it drops at random also in evaluation mode: give it training=self.training, or use nn.Dropout")
 
 
+@register("Generator", "UniformReal", "StandardNormal", "Multinomial", "RandExt", "RandnExt")
+def random(b, node, *inputs):
+    raise Unsupported("it draws random numbers; if that is because dropout is active, give the call "
+                      "training=self.training or dropout_p=0.0")
+
+
 @register("MaxPool", "AvgPool")
 def pool(b, node, x, kernel=None, strides=None, mode=None, *rest):
     attrs = node.attrs
