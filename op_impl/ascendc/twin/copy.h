@@ -36,6 +36,12 @@ void AccumulateBytes(const Region& target, const Region& source, int kind) {
       }
 }
 
+template <class T>
+void RequireAtomicType(Instruction& in) {
+  in.Require(!std::strcmp(Current().atomic_type, TypeName<T>()), Fault::atomic, "atomic mode is set for %s, not for %s",
+             Current().atomic_type, TypeName<T>());
+}
+
 // Issues the move of `source` to `target` (same shape); into GM it may accumulate.
 template <class T>
 void IssueMove(Instruction& in, const Cost& cost, const Region& target, const Region& source) {
@@ -46,6 +52,7 @@ void IssueMove(Instruction& in, const Cost& cost, const Region& target, const Re
     in.Issue(cost, [&] { MoveBytes(target, source, true); }, Instruction::Moves{});
     return;
   }
+  RequireAtomicType<T>(in);
   in.Accumulate(target);
   in.Issue(cost, [&] { AccumulateBytes<T>(target, source, atomic); }, Instruction::Moves{});
 }
@@ -275,16 +282,19 @@ void SetAtomicAdd(ms_twin::Site site = ms_twin::Site::Here()) {
                     std::is_same_v<T, int32_t> || std::is_same_v<T, int16_t> || std::is_same_v<T, int8_t>,
                 "the hardware has no atomic add of this type");
   ms_twin::Current().atomic = ms_twin::kAtomicAdd;
+  ms_twin::Current().atomic_type = ms_twin::TypeName<T>();
   ms_twin::Current().atomic_site = site;
 }
 template <class T>
 void SetAtomicMax(ms_twin::Site site = ms_twin::Site::Here()) {
   ms_twin::Current().atomic = ms_twin::kAtomicMax;
+  ms_twin::Current().atomic_type = ms_twin::TypeName<T>();
   ms_twin::Current().atomic_site = site;
 }
 template <class T>
 void SetAtomicMin(ms_twin::Site site = ms_twin::Site::Here()) {
   ms_twin::Current().atomic = ms_twin::kAtomicMin;
+  ms_twin::Current().atomic_type = ms_twin::TypeName<T>();
   ms_twin::Current().atomic_site = site;
 }
 inline void SetAtomicNone() { ms_twin::Current().atomic = ms_twin::kAtomicOff; }

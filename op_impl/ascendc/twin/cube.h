@@ -69,14 +69,14 @@ inline bool ClaimUnits(Instruction& in, const Region& region, int64_t unit_flag,
   Core& core = Current();
   const int pipe = full ? PIPE_FIX : PIPE_M;
   uint32_t tick = 0;
-  double start[kScenarios] = {0, 0};
+  Moment start;
   bool good = true;
   region.ForEachRun([&](int64_t offset, int64_t bytes) {
     for (int64_t u = offset / kFractal; u < Ceil(offset + bytes, kFractal); ++u) {
       const auto& unit = core.unit[u];
       good = good && unit.full == full;
       tick = std::max(tick, unit.tick);
-      for (int s = 0; s < kScenarios; ++s) start[s] = std::max(start[s], unit.time.at[s]);
+      start.After(unit.time);
     }
   });
   if (!in.Require(good, Fault::flag,
@@ -86,7 +86,7 @@ inline bool ClaimUnits(Instruction& in, const Region& region, int64_t unit_flag,
   machine.Absorb(core, pipe);
   uint32_t& known = core.known[pipe][core.index * 8 + other_pipe];
   known = std::max(known, tick);
-  for (int s = 0; s < kScenarios; ++s) core.gate[pipe].at[s] = std::max(core.gate[pipe].at[s], start[s]);
+  core.gate[pipe].After(start);
   return true;
 }
 
@@ -94,7 +94,7 @@ inline void ReleaseUnits(const Region& region, int64_t unit_flag, bool full) {
   if (!unit_flag) return;
   Core& core = Current();
   const int pipe = full ? PIPE_M : PIPE_FIX;
-  Cycles time = core.free[pipe];
+  const Moment time = core.free[pipe];
   region.ForEachRun([&](int64_t offset, int64_t bytes) {
     for (int64_t u = offset / kFractal; u < Ceil(offset + bytes, kFractal); ++u) {
       if (unit_flag == 3) core.unit[u].full = full;
@@ -302,6 +302,7 @@ void CopyOut(Region to, bool to_l1, const AscendC::LocalTensor<U>& src, AscendC:
   add(0, strips, width);
   add(strips, tail ? 1 : 0, tail);
   const int atomic = to_l1 ? kAtomicOff : Current().atomic;
+  if (atomic) RequireAtomicType<T>(in);
   double bytes = 0;
   for (int i = 0; i < parts; ++i) {
     in.Read(from[i]);

@@ -175,11 +175,13 @@ class Launch {
   void Finish() {
     Report& report = machine_.report;
     for (auto& core : machine_.cores) {
+      Moment end = core->issue;
+      for (const Moment& done : core->done) end.After(done);
       for (int s = 0; s < kScenarios; ++s) {
-        double end = core->issue.at[s];
-        for (const Cycles& done : core->done) end = std::max(end, done.at[s]);
-        core->report.end[s] = end;
-        report.cycles[s] = std::max(report.cycles[s], end);
+        core->report.end[s] = end.at[s];
+        if (end.at[s] <= report.cycles[s]) continue;
+        report.cycles[s] = end.at[s];
+        for (int part = 0; part < kPathParts; ++part) report.critical[s][part] = end.path[s][part];
       }
       report.cube_cycles = std::max(report.cube_cycles, core->report.cube_cycles);
       report.cores.push_back(core->report);

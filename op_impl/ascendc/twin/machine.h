@@ -40,9 +40,25 @@ struct Options {
   bool reverse_order = false;
 };
 
-// A stretch of time at both ends of the published figures.
-struct Cycles {
+// A point in time at both ends of the published figures, and what the way to it was spent on: the critical path is that
+// of the last completion.
+struct Moment {
   double at[kScenarios] = {0, 0};
+  float path[kScenarios][kPathParts] = {};
+
+  void After(const Moment& other) {  // not before `other`
+    for (int s = 0; s < kScenarios; ++s) {
+      if (other.at[s] <= at[s]) continue;
+      at[s] = other.at[s];
+      std::memcpy(path[s], other.path[s], sizeof path[s]);
+    }
+  }
+  void Spend(int part, const double (&cycles)[kScenarios]) {
+    for (int s = 0; s < kScenarios; ++s) {
+      at[s] += cycles[s];
+      path[s][part] += static_cast<float>(cycles[s]);
+    }
+  }
 };
 
 // occupancy: how long the pipe can start nothing else. latency: how much later the result is complete, which only who
@@ -58,7 +74,7 @@ struct KernelAborted {};  // unwinds a fibre after a fault nothing can follow
 struct EventFlag {
   bool set = false;
   Clock clock;
-  Cycles time;
+  Moment time;
   Site site;
 };
 
@@ -66,7 +82,7 @@ struct EventFlag {
 struct CrossFlag {
   struct Arrival {
     Clock clock;
-    Cycles time;
+    Moment time;
     pipe_t pipe;
     Site site;
   };
@@ -94,6 +110,7 @@ struct Core {
   MaskState mask;
   uint64_t compare_mask[2] = {0, 0};
   int atomic = 0;  // 0: off, else an AtomicKind
+  const char* atomic_type = "";
   Site atomic_site;
   bool saturate = true;
 
@@ -101,11 +118,11 @@ struct Core {
   struct UnitFlag {
     bool full = false;
     uint32_t tick = 0;
-    Cycles time;
+    Moment time;
   };
   std::vector<UnitFlag> unit;
 
-  Cycles issue, free[8], gate[8], done[8];
+  Moment issue, free[8], gate[8], done[8];
   CoreReport report;
   void* pipe = nullptr;  // the TPipe of the kernel
 
@@ -134,6 +151,7 @@ struct Core {
         return nullptr;
     }
   }
+  int Part(int pipe) const { return (kind == CoreKind::aic ? 0 : kPipes) + pipe; }  // of Moment::path
   bool Has(int pipe) const {
     switch (pipe) {
       case PIPE_V:
@@ -481,27 +499,25 @@ class Instruction {
     PipeReport& pipe = core_.report.pipe[pipe_];
     ++pipe.instructions;
     core_.report.cube_cycles += cost.cube;
-    for (int s = 0; s < kScenarios; ++s) {
-      core_.issue.at[s] += kIssueCycles[s];
-      if (pipe_ == PIPE_S) {
-        core_.issue.at[s] = std::max(core_.issue.at[s], core_.gate[PIPE_S].at[s]) + cost.occupancy[s];
-        core_.done[PIPE_S].at[s] = core_.issue.at[s] + cost.latency[s];
-      } else {
-        const double start = std::max({core_.free[pipe_].at[s], core_.issue.at[s], core_.gate[pipe_].at[s]});
-        core_.free[pipe_].at[s] = start + cost.occupancy[s];
-        core_.done[pipe_].at[s] = std::max(core_.done[pipe_].at[s], core_.free[pipe_].at[s] + cost.latency[s]);
-      }
-      pipe.busy[s] += cost.occupancy[s];
-    }
+    for (int s = 0; s < kScenarios; ++s) pipe.busy[s] += cost.occupancy[s];
+    core_.issue.Spend(core_.Part(PIPE_S), kIssueCycles);
+    Moment time = core_.issue;
+    time.After(core_.gate[pipe_]);
+    if (pipe_ != PIPE_S) time.After(core_.free[pipe_]);
+    time.Spend(core_.Part(pipe_), cost.occupancy);
+    (pipe_ == PIPE_S ? core_.issue : core_.free[pipe_]) = time;
+    time.Spend(core_.Part(pipe_), cost.latency);
+    core_.done[pipe_].After(time);
     for (const Region& region : regions_)
       if (region.memory->hardware == AscendC::Hardware::GM) CountTraffic(region);
   }
   void CountTraffic(const Region& region) {
     if (pipe_ == PIPE_S) return;
     Traffic& gm = machine_.report.gm;
-    auto& [read, written] = gm.by_buffer[region.memory->name];
+    Traffic::Buffer& buffer = gm.by_buffer[region.memory->name];
+    buffer.size = static_cast<int64_t>(region.memory->bytes);
     (region.touch == Touch::read ? gm.read : gm.written) += region.Bytes();
-    (region.touch == Touch::read ? read : written) += region.Bytes();
+    (region.touch == Touch::read ? buffer.read : buffer.written) += region.Bytes();
   }
 
   const char* name_;

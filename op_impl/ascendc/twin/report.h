@@ -12,6 +12,27 @@
 
 namespace ms_twin {
 
+inline std::string Format(const char* format, va_list args) {
+  va_list copy;
+  va_copy(copy, args);
+  const int size = std::vsnprintf(nullptr, 0, format, copy);
+  va_end(copy);
+  std::string text(static_cast<size_t>(size), '\0');
+  std::vsnprintf(&text[0], static_cast<size_t>(size) + 1, format, args);
+  return text;
+}
+
+#if defined(__GNUC__)
+__attribute__((format(printf, 1, 2)))
+#endif
+inline std::string Format(const char* format, ...) {
+  va_list args;
+  va_start(args, format);
+  std::string text = Format(format, args);
+  va_end(args);
+  return text;
+}
+
 // Where the kernel called an instruction. Every public function takes one as its last parameter, filled in by the
 // compiler at the caller's line.
 struct Site {
@@ -67,9 +88,21 @@ struct CoreReport {
   double cube_cycles = 0;           // fractal products: what the cube needs at its peak
 };
 
+// What a stretch of the critical path was spent on: a pipe of an AIC, a pipe of an AIV, or a flag on its way between
+// cores.
+constexpr int kPathParts = 2 * kPipes + 1;
+constexpr int kPathFlags = 2 * kPipes;
+inline std::string PathPartName(int part) {
+  if (part == kPathFlags) return "cross-core flags";
+  return std::string(part < kPipes ? "AIC " : "AIV ") + PipeName(part % kPipes);
+}
+
 struct Traffic {
+  struct Buffer {
+    int64_t read = 0, written = 0, size = 0;
+  };
   int64_t read = 0, written = 0;  // bytes that crossed between GM and the cores, exact
-  std::map<std::string, std::pair<int64_t, int64_t>> by_buffer;
+  std::map<std::string, Buffer> by_buffer;
 };
 
 struct Report {
@@ -77,8 +110,9 @@ struct Report {
   int64_t violation_count = 0;
   std::vector<CoreReport> cores;
   Traffic gm;
-  double cycles[kScenarios] = {0, 0};  // the longest core
-  double cube_cycles = 0;              // of the busiest AIC
+  double cycles[kScenarios] = {0, 0};            // the longest core
+  double cube_cycles = 0;                        // of the busiest AIC
+  double critical[kScenarios][kPathParts] = {};  // cycles of the longest path, by what they were spent on
 
   bool ok() const { return violation_count == 0; }
   // Of the cube's peak over the whole launch: at the fast and at the slow end of the range.
@@ -99,27 +133,34 @@ struct Report {
     if (violations.size() > limit) out += "... and " + std::to_string(violations.size() - limit) + " more\n";
     return out;
   }
+
+  // The model's figures, as text: cycles, busy share of every pipe of the cores that ran longest, critical path,
+  // traffic.
+  std::string Table() const {
+    std::string out = Format("cycles %.0f .. %.0f, cube at %.1f %% .. %.1f %% of its peak\n", cycles[kFast],
+                             cycles[kSlow], 100 * CubeFraction(kSlow), 100 * CubeFraction(kFast));
+    for (const char* kind : {"AIC", "AIV"}) {
+      const CoreReport* longest = nullptr;
+      for (const CoreReport& core : cores)
+        if (core.name.compare(0, 3, kind) == 0 && (!longest || core.end[kSlow] > longest->end[kSlow])) longest = &core;
+      if (!longest) continue;
+      out += longest->name + ":";
+      for (int pipe = 0; pipe < kPipes; ++pipe)
+        if (longest->pipe[pipe].instructions)
+          out +=
+              Format("  %s %.0f %% .. %.0f %%", PipeName(pipe), 100 * longest->pipe[pipe].busy[kFast] / cycles[kFast],
+                     100 * longest->pipe[pipe].busy[kSlow] / cycles[kSlow]);
+      out += "\n";
+    }
+    out += "critical path:";
+    for (int part = 0; part < kPathParts; ++part)
+      if (critical[kFast][part] > 0 || critical[kSlow][part] > 0)
+        out += Format("  %s %.0f %% .. %.0f %%", PathPartName(part).c_str(),
+                      100 * critical[kFast][part] / cycles[kFast], 100 * critical[kSlow][part] / cycles[kSlow]);
+    out += Format("\nGM: %lld bytes read, %lld written\n", static_cast<long long>(gm.read),
+                  static_cast<long long>(gm.written));
+    return out;
+  }
 };
-
-inline std::string Format(const char* format, va_list args) {
-  va_list copy;
-  va_copy(copy, args);
-  const int size = std::vsnprintf(nullptr, 0, format, copy);
-  va_end(copy);
-  std::string text(static_cast<size_t>(size), '\0');
-  std::vsnprintf(&text[0], static_cast<size_t>(size) + 1, format, args);
-  return text;
-}
-
-#if defined(__GNUC__)
-__attribute__((format(printf, 1, 2)))
-#endif
-inline std::string Format(const char* format, ...) {
-  va_list args;
-  va_start(args, format);
-  std::string text = Format(format, args);
-  va_end(args);
-  return text;
-}
 
 }  // namespace ms_twin

@@ -40,6 +40,14 @@ inline bool CheckEvent(const char* name, int event, int32_t id, Site site) {
   return true;
 }
 
+// When all that the pipe was given so far is complete.
+inline Moment WhenComplete(const Core& core, int pipe) {
+  Moment time = core.issue;
+  time.After(core.done[pipe]);
+  time.After(core.gate[pipe]);
+  return time;
+}
+
 inline void SetEvent(int event, int32_t id, Site site) {
   if (!CheckEvent("SetFlag", event, id, site)) return;
   Machine& machine = Twin();
@@ -54,11 +62,9 @@ inline void SetEvent(int event, int32_t id, Site site) {
   flag.set = true;
   flag.clock = machine.CompletedBy(core, source);
   flag.site = site;
-  for (int s = 0; s < kScenarios; ++s) {
-    core.issue.at[s] += kIssueCycles[s];
-    // Set waits for the work before it, not for gates that come later.
-    flag.time.at[s] = std::max({core.done[source].at[s], core.gate[source].at[s], core.issue.at[s]}) + kFlagCycles[s];
-  }
+  core.issue.Spend(core.Part(PIPE_S), kIssueCycles);
+  flag.time = WhenComplete(core, source);
+  flag.time.Spend(core.Part(source), kFlagCycles);
 }
 
 inline void WaitEvent(int event, int32_t id, Site site) {
@@ -77,11 +83,10 @@ inline void WaitEvent(int event, int32_t id, Site site) {
   flag.set = false;
   machine.Absorb(core, target);
   machine.Learn(core, target, flag.clock);
-  for (int s = 0; s < kScenarios; ++s) {
-    core.issue.at[s] += kIssueCycles[s];
-    double& until = target == PIPE_S ? core.issue.at[s] : core.gate[target].at[s];
-    until = std::max(until, flag.time.at[s] + kFlagCycles[s]);
-  }
+  core.issue.Spend(core.Part(PIPE_S), kIssueCycles);
+  Moment time = flag.time;
+  time.Spend(core.Part(target), kFlagCycles);
+  (target == PIPE_S ? core.issue : core.gate[target]).After(time);
 }
 
 inline void Barrier(int pipe, Site site) {
@@ -92,19 +97,18 @@ inline void Barrier(int pipe, Site site) {
                     core.name + Format(", PipeBarrier: there is no barrier on pipe %s here", PipeName(pipe)));
     return;
   }
-  for (int s = 0; s < kScenarios; ++s) core.issue.at[s] += kIssueCycles[s];
+  core.issue.Spend(core.Part(PIPE_S), kIssueCycles);
   if (pipe != PIPE_ALL) {
     machine.Absorb(core, pipe);
     core.known[pipe][core.index * 8 + pipe] = core.tick[pipe];
-    for (int s = 0; s < kScenarios; ++s) core.gate[pipe].at[s] = std::max(core.gate[pipe].at[s], core.done[pipe].at[s]);
+    core.gate[pipe].After(core.done[pipe]);
     return;
   }
   Clock all = core.known[PIPE_S];
   for (int p = 0; p < kPipes; ++p) Join(all, machine.CompletedBy(core, p));
   for (int p = 0; p < kPipes; ++p) core.known[p] = all;
   ++core.issue_version;
-  for (int s = 0; s < kScenarios; ++s)
-    for (int p = 0; p < kPipes; ++p) core.issue.at[s] = std::max(core.issue.at[s], core.done[p].at[s]);
+  for (int p = 0; p < kPipes; ++p) core.issue.After(core.done[p]);
 }
 
 // The cores whose set the waiting core needs, and those that get to know of a set.
@@ -133,11 +137,9 @@ inline void CrossSet(int mode, pipe_t pipe, uint16_t id, Site site, const char* 
     return fail(Fault::parameter, Format("pipe %s cannot set it", PipeName(pipe)));
   if (id >= kCrossFlags) return fail(Fault::parameter, Format("flag %d is not within 0..15", id));
   const Clock clock = machine.CompletedBy(core, pipe);
-  Cycles time;
-  for (int s = 0; s < kScenarios; ++s) {
-    core.issue.at[s] += kIssueCycles[s];
-    time.at[s] = std::max({core.done[pipe].at[s], core.gate[pipe].at[s], core.issue.at[s]}) + kCrossCoreCycles[s];
-  }
+  core.issue.Spend(core.Part(PIPE_S), kIssueCycles);
+  Moment time = WhenComplete(core, pipe);
+  time.Spend(kPathFlags, kCrossCoreCycles);
   for (auto& other : machine.cores) {
     if (!InGroup(core, *other, mode)) continue;
     CrossFlag& flag = other->cross[id];
@@ -179,7 +181,7 @@ inline void CrossWait(uint16_t id, Site site, int expected_mode = -1) {
         return true;
       },
       Format("cross-core flag %d", id), site);
-  for (int s = 0; s < kScenarios; ++s) core.issue.at[s] += kIssueCycles[s];
+  core.issue.Spend(core.Part(PIPE_S), kIssueCycles);
   for (int sender : needed()) {
     auto& queue = flag.from[sender];
     // Sets from different pipes may arrive in any order: then only what all of them knew is known.
@@ -188,7 +190,7 @@ inline void CrossWait(uint16_t id, Site site, int expected_mode = -1) {
       if (arrival.pipe != queue.front().pipe)
         for (size_t i = 0; i < clock.size(); ++i) clock[i] = std::min(clock[i], arrival.clock[i]);
     machine.Learn(core, PIPE_S, clock);
-    for (int s = 0; s < kScenarios; ++s) core.issue.at[s] = std::max(core.issue.at[s], queue.front().time.at[s]);
+    core.issue.After(queue.front().time);
     queue.pop_front();
   }
 }
