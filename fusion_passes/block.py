@@ -105,8 +105,20 @@ class Block:
                 self._refuse("query, key and value share a projection that cannot be read as packed")
             found[part] = at
             self.inner |= at.inner
+            self._cut(at.result)
             self._take(part, at, _PARTS.index(part))
         return found
+
+    def _cut(self, node):
+        """The nodes that split a packed projection vanish with it."""
+        for user, _ in node.users:
+            if self.views.source(user) is node:
+                self._cut(user)
+            elif user.users and all(piece.op == "TupleGetItem" and self.views.source(piece) is node
+                                    for piece, _ in user.users):
+                self.inner.add(user)
+                for piece, _ in user.users:
+                    self._cut(piece)
 
     def _take(self, part, projection, at):
         self.slots["w_" + part], self.slots["b_" + part] = projection.weight, projection.bias

@@ -14,7 +14,7 @@ _SUMS = ("ReduceSum", "SumExt")
 
 @dataclass(eq=False)
 class Linear:
-    """`result` = `x` (rows, in) times `weight`, plus `bias`. `stored_in_out`: the weight lies as (in, out) in memory."""
+    """`result` = `x` (rows, in) times `weight`, plus `bias`. `stored_in_out`: so the weight lies in memory."""
 
     result: Node
     product: Node
