@@ -49,35 +49,35 @@ def library():
     return loaded
 
 
-class Buffers:
+class HostBuffers:
     """The arrays of one call, known to the shim as all the memory that there is."""
 
     def __init__(self):
-        self.call, self.kept = Call(), []
+        self.call, self.kept = Call(), {}
         library().shim_forget_buffers()
 
     def give(self, name, x, writable=False):
-        x = np.ascontiguousarray(x)
+        x = self.kept[name] = np.ascontiguousarray(x)
         library().shim_buffer(ctypes.c_void_p(x.ctypes.data), ctypes.c_size_t(x.nbytes), int(writable))
         setattr(self.call, name, x.ctypes.data)
-        self.kept.append(x)
-        return x
 
     def result(self, name, shape, dtype):
-        return self.give(name, np.full(shape, np.nan, dtype), True)
+        self.give(name, np.full(shape, np.nan, dtype), True)
+
+    def array(self, name):
+        return self.kept[name]
+
+    def run(self, function):
+        reason = getattr(library(), function)(ctypes.byref(self.call), None)
+        if reason:
+            raise RuntimeError(reason.decode())
 
 
-def run(function, call):
-    reason = getattr(library(), function)(ctypes.byref(call), None)
-    if reason:
-        raise RuntimeError(reason.decode())
-
-
-def attention(call, dout=None, dlse=None, statistics=True):
+def attention(call, dout=None, dlse=None, statistics=True, buffers=None):
     """A call in the words of `ms_flash/reference.py` -> dict of out, lse and, with dout, of dq, dk, dv."""
     q, k, v = call["q"], call["k"], call["v"]
     batch, heads, q_len, d = q.shape
-    buffers = Buffers()
+    buffers = buffers or HostBuffers()
     c = buffers.call
     c.batch, c.heads, c.q_len, c.d, c.kv_heads, c.k_len, c.dv = batch, heads, q_len, d, *k.shape[1:3], v.shape[3]
     c.type = TYPES[q.dtype]
@@ -87,7 +87,8 @@ def attention(call, dout=None, dlse=None, statistics=True):
     if call.get("attn_mask") is not None:
         mask = ~call["attn_mask"] if mask is None else np.where(call["attn_mask"], np.array(-np.inf, mask.dtype), mask)
     if mask is not None:
-        mask = buffers.give("mask", mask.reshape((1,) * (4 - mask.ndim) + mask.shape))
+        mask = np.ascontiguousarray(mask.reshape((1,) * (4 - mask.ndim) + mask.shape))
+        buffers.give("mask", mask)
         c.mask_type = TYPES[mask.dtype]
         c.mask_strides[:] = [0 if length == 1 else step // mask.itemsize
                              for length, step in zip(mask.shape, mask.strides)]
@@ -96,18 +97,17 @@ def attention(call, dout=None, dlse=None, statistics=True):
     c.bottom_right = call.get("align") != "top_left"
     c.dropout, c.seed, c.offset = call.get("dropout_p", 0.0), call.get("seed", 0), call.get("offset", 0)
     rows = (batch, heads, q_len)
-    got = {"out": buffers.result("out", (*rows, v.shape[3]), q.dtype)}
-    if statistics:
-        got["lse"] = buffers.result("lse", rows, np.float32)
-    if dout is not None:
-        for name in ("row_max", "row_sum", "delta"):
-            buffers.result(name, rows, np.float32)
-    run("msflash_cuda_forward", c)
+    buffers.result("out", (*rows, v.shape[3]), q.dtype)
+    for name in ("lse",) * statistics + ("row_max", "row_sum", "delta") * (dout is not None):
+        buffers.result(name, rows, np.float32)
+    buffers.run("msflash_cuda_forward")
+    results = {"out": "out", **({"lse": "lse"} if statistics else {})}
     if dout is not None:
         buffers.give("dout", dout)
         if dlse is not None:
             buffers.give("dlse", dlse)
-        for name, x in (("dq", q), ("dk", k), ("dv", v)):
-            got[name] = buffers.result("dv_" if name == "dv" else name, x.shape, x.dtype)
-        run("msflash_cuda_backward", c)
-    return got
+        for name, x in (("dq", q), ("dk", k), ("dv_", v)):
+            buffers.result(name, x.shape, x.dtype)
+        buffers.run("msflash_cuda_backward")
+        results.update(dq="dq", dk="dk", dv="dv_")
+    return {name: buffers.array(slot) for name, slot in results.items()}

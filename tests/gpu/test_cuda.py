@@ -103,11 +103,12 @@ def test_every_result_but_the_output_is_optional():
                                               ({"dropout": float("nan")}, "'dropout'"), ({"batch": 2**40}, "blocks")])
 @pytest.mark.parametrize("function", ["msflash_cuda_forward", "msflash_cuda_backward"])
 def test_what_no_kernel_can_do_is_refused(function, change, text):
-    call = cuda_host.Call(batch=1, heads=4, kv_heads=2, q_len=1, k_len=1, d=8, dv=8, type=1)
-    for name, value in change.items():
-        setattr(call, name, value)
+    buffers = cuda_host.HostBuffers()
+    numbers = {"batch": 1, "heads": 4, "kv_heads": 2, "q_len": 1, "k_len": 1, "d": 8, "dv": 8, "type": 1, **change}
+    for name, value in numbers.items():
+        setattr(buffers.call, name, value)
     with pytest.raises(RuntimeError, match=text):
-        cuda_host.run(function, call)
+        buffers.run(function)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -201,11 +202,27 @@ def test_the_shim_finds(faults, fault, text):
 # --------------------------------------------------------------------------------------------------------------------
 # The same source with the real compiler
 # --------------------------------------------------------------------------------------------------------------------
+NEEDS_NVCC = pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc here")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc here")
+@NEEDS_NVCC
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_nvcc_compiles(architecture, tmp_path):
-    subprocess.run(["nvcc", "-std=c++17", "-O3", "-Werror=all-warnings", f"-arch={architecture}", "-cubin", "-I",
-                    cuda_host.ROOT / "op_impl", "-I", cuda_host.ROOT / "onnx_export", "-o", tmp_path / "kernels.cubin",
-                    cuda_host.SOURCE], check=True)
+    include = [f"-I{cuda_host.ROOT / folder}" for folder in ("op_impl", "onnx_export")]
+    subprocess.run(["nvcc", "-std=c++17", "-O3", "-Werror=all-warnings", f"-arch={architecture}", "-cubin", *include,
+                    "-o", tmp_path / "kernels.cubin", cuda_host.SOURCE], check=True)
     assert (tmp_path / "kernels.cubin").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@NEEDS_NVCC
+def test_the_library_loads_without_a_gpu(tmp_path):
+    """Built as `make cuda` does. Where there is a GPU it runs, with nothing to do; elsewhere it says why not."""
+    subprocess.run(["cmake", "-S", cuda_host.ROOT / "op_impl", "-B", tmp_path, "-DMSF_CUDA=ON"], check=True)
+    subprocess.run(["cmake", "--build", tmp_path, "--target", "ms_flash_cuda"], check=True)
+    library = ctypes.CDLL(str(tmp_path / "libms_flash_cuda.so"))
+    library.msflash_cuda_forward.restype = ctypes.c_char_p
+    call = cuda_host.Call(batch=1, heads=1, kv_heads=1, q_len=1, k_len=0, d=8, dv=8, type=1)
+    reason = library.msflash_cuda_forward(ctypes.byref(call), None)
+    assert reason is None or b"CUDA" in reason, reason

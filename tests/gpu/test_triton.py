@@ -205,3 +205,12 @@ def test_compiles_for_gpus(capability, dtype, mask, tmp_path):
     shared, size, tensor_cores = done.stdout.split()
     assert int(shared) <= (163 if capability == 80 else 227) * 1024 and int(size) > 1000
     assert dtype == "fp32" or tensor_cores == "True"
+
+
+@pytest.mark.slow
+def test_the_benchmark_can_be_rehearsed():
+    """The script that checks and times the kernels on a GPU, on the CPU: all but the GPU's own calls."""
+    script = FILE.parents[2] / "benchmarks" / "gpu.py"
+    done = subprocess.run([sys.executable, script, "--rehearse"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert " 0 failed" in done.stdout and "| tiny-causal |" in done.stdout
