@@ -42,7 +42,8 @@ SHAPES = {
     "decode-8k": (8, 32, 8, 1, 8192, 128, "bfloat16", True, -1),
     "float32-1k": (2, 16, 16, 1024, 1024, 64, "float32", True, -1),
 }
-TINY = {"tiny-causal": (1, 2, 2, 40, 40, 16, "float32", True, -1), "tiny-gqa": (1, 4, 2, 33, 50, 16, "float16", True, 20)}
+TINY = {"tiny-causal": (1, 2, 2, 40, 40, 16, "float32", True, -1),
+        "tiny-gqa": (1, 4, 2, 33, 50, 16, "float16", True, 20)}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -61,9 +62,9 @@ def load_cuda():
         return None, "no nvcc"
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "libms_flash_cuda.so"
-        done = subprocess.run(["nvcc", "-std=c++17", "-O3", "-arch=native", "-shared", "-cudart", "shared", "-Xcompiler",
-                               "-fPIC", f"-I{ROOT / 'op_impl'}", f"-I{ROOT / 'onnx_export'}", "-o", target,
-                               cuda_host.SOURCE], capture_output=True, text=True)
+        done = subprocess.run(["nvcc", "-std=c++17", "-O3", "-arch=native", "-shared", "-Xcompiler", "-fPIC",
+                               f"-I{ROOT / 'op_impl'}", f"-I{ROOT / 'onnx_export'}", "-o", target, cuda_host.SOURCE],
+                              capture_output=True, text=True)
         if done.returncode:
             return None, done.stderr.strip()[-300:]
         library = ctypes.CDLL(str(target))

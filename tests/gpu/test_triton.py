@@ -179,9 +179,11 @@ from triton.compiler import ASTSource
 spec = importlib.util.spec_from_file_location("triton_forward", sys.argv[1])
 kernels = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(kernels)
-fixed = dict(MASK=int(sys.argv[4]), SOFTCAP=sys.argv[4] == "2", WRITE_LSE=True, TO_LOG2=1.0, BLOCK_D=128, BLOCK_DV=128)
-block_m, block_n, warps, stages = kernels._blocks(kernels.torch.float32 if sys.argv[3] == "fp32" else None, 128)
-fixed.update(BLOCK_M=block_m, BLOCK_N=block_n)
+fixed = dict(MASK=int(sys.argv[4]), SOFTCAP=sys.argv[4] == "2", WRITE_LSE=True, TO_LOG2=1.0)
+channels = int(sys.argv[5])
+block_m, block_n, warps, stages = kernels._blocks(kernels.torch.float32 if sys.argv[3] == "fp32" else None,
+                                                   channels)
+fixed.update(BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=channels, BLOCK_DV=channels)
 kernel = kernels._forward
 types = {name: "*" + sys.argv[3] for name in "QKVY"}
 types.update(M="*u8" if sys.argv[4] != "2" else "*fp32", LSE="*fp32", scale="fp32", inverse_cap="fp32", cap="fp32")
@@ -193,14 +195,14 @@ print(compiled.metadata.shared, len(compiled.asm["cubin"]), "mma" in compiled.as
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("capability", "dtype", "mask"), [
-    (80, "fp16", 0), (80, "bf16", 0), (80, "fp32", 0), (80, "fp16", 1), (80, "bf16", 2), (90, "fp16", 0),
-    (90, "bf16", 1), (90, "fp32", 2)])
-def test_compiles_for_gpus(capability, dtype, mask, tmp_path):
+@pytest.mark.parametrize(("capability", "dtype", "mask", "channels"), [
+    (80, "fp16", 0, 128), (80, "bf16", 0, 64), (80, "fp32", 0, 128), (80, "fp16", 1, 256), (80, "bf16", 2, 128),
+    (80, "fp16", 0, 512), (80, "fp32", 1, 256), (90, "fp16", 0, 64), (90, "bf16", 1, 128), (90, "fp32", 2, 64)])
+def test_compiles_for_gpus(capability, dtype, mask, channels, tmp_path):
     """To machine code, with no GPU; in a process of its own, since in this one kernels are interpreted."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", COMPILE, FILE, str(capability), dtype, str(mask)], env=environment,
-                          capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", COMPILE, FILE, *map(str, (capability, dtype, mask, channels))],
+                          env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     shared, size, tensor_cores = done.stdout.split()
     assert int(shared) <= (163 if capability == 80 else 227) * 1024 and int(size) > 1000
