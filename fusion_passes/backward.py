@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from .forward import Forward, ForwardGrammar, where
+from .forward import SOFTMAX_GRADIENT, Forward, ForwardGrammar, where
 from .ir import Node, Unknown
 from .products import PRODUCTS, product
 from .reasons import Refusal
 from .views import View, identity, merged
 
-_SOFTMAX_GRADIENT = {"SoftmaxBackward": (0, 1), "SoftmaxGrad": (1, 0)}      # where the gradient and the softmax are
 _DROPOUT_GRADIENT = ("DropoutGrad", "DropoutGradExt", "DropoutDoMaskExt")
 _SUMS = ("ReduceSum", "SumExt")
 SHAPE_ONLY = ("ZerosLike", "ZerosLikeExt", "OnesLike", "OnesLikeExt", "Shape", "TensorShape")
@@ -61,13 +60,12 @@ class BackwardProof:
         self.forward, self.found = forward, Backward()
         shape = forward.scores.product.node.shape
         self.batch, (self.queries, self.keys) = math.prod(shape[:-2]), shape[-2:]
-        if forward.output is not None:
-            self.value_dim = forward.value.shape[-1]
+        self.value_dim = forward.value.shape[-1]
 
     def run(self) -> Backward | None:
         """The proven gradients, or ``None`` for a graph without a backward pass here. Raises Refusal."""
         gradients = [user for user, at in self.users(self.forward.softmax)
-                     if user.op in _SOFTMAX_GRADIENT and at == _SOFTMAX_GRADIENT[user.op][1]]
+                     if user.op in SOFTMAX_GRADIENT and at == SOFTMAX_GRADIENT[user.op][1]]
         if len(gradients) > 1:
             raise Refusal("second_order")
         for gradient in gradients:
@@ -84,7 +82,7 @@ class BackwardProof:
 
     def _weights(self, gradient):
         """Upwards: softmax gradient, dropout, product of the gradient of the output with the values."""
-        at, dropped, zeroed = gradient.inputs[_SOFTMAX_GRADIENT[gradient.op][0]], False, False
+        at, dropped, zeroed = gradient.inputs[SOFTMAX_GRADIENT[gradient.op][0]], False, False
         while True:
             view = self.views.of(at)
             if view.base is not at:
@@ -138,7 +136,7 @@ class BackwardProof:
     def _value(self):
         """The product of the weights with the gradient of the output: the gradient of the values."""
         for node in self._products(set(self.forward.before) | {self.forward.softmax}):
-            if self.forward.output is not None and node is self.forward.output.node:
+            if node is self.forward.output.node:
                 continue
             found = product(self.views, node)
             weights = self._weights_key()

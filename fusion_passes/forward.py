@@ -12,7 +12,8 @@ from .scores import ScoreGrammar, Scores, Step
 from .views import Views, merged
 
 SOFTMAX = ("Softmax",)
-GRADIENTS = ("SoftmaxBackward", "SoftmaxGrad", "DropoutGrad", "DropoutGradExt", "DropoutDoMaskExt")
+SOFTMAX_GRADIENT = {"SoftmaxBackward": (0, 1), "SoftmaxGrad": (1, 0)}    # where the gradient and the softmax are
+GRADIENTS = (*SOFTMAX_GRADIENT, "DropoutGrad", "DropoutGradExt", "DropoutDoMaskExt")
 
 
 @dataclass(eq=False)
@@ -21,7 +22,7 @@ class Forward:
 
     softmax: Node
     scores: Scores
-    output: Product | None = None       # (batch..., queries, keys) @ (batch..., keys, value head_dim)
+    output: Product | None = None       # (batch..., queries, keys) @ (batch..., keys, value head_dim); may have no node
     dropout: Node | None = None
     keep_prob: float = 1.0
     zeroed: Step | None = None  # a mask of the scores that is also put to 0 in the weights
@@ -117,9 +118,34 @@ class ForwardGrammar:
                 raise Refusal("probs_used", op=others[0].op, where=where(others[0]))
             self._check_path(found, at)
             return
+        if not others:
+            found.output = self._recomputed(found)
+        if found.output is not None:
+            return
         for user in others or self._products_of_views(found.softmax):
             self._explain(user)
         raise Refusal("not_attention", detail="its result is not multiplied by values")
+
+    def _recomputed(self, found):
+        """The product with the values as the backward pass implies it, where only the backward needs the weights.
+
+        Recomputation leaves such a softmax: the product itself was computed in the forward pass, and not again.
+        """
+        ends = {*found.before, found.softmax} - set(found.before.values())
+        gradients = [user for user, _ in self.forward_users(found.softmax) if user.op in SOFTMAX_GRADIENT]
+        if len(ends) != 1 or len(gradients) != 1:
+            return None
+        at = gradients[0].inputs[SOFTMAX_GRADIENT[gradients[0].op][0]]
+        while at.op in (*GRADIENTS, "Cast", "MaskedFill", "MaskedFillScalar", "TupleGetItem") \
+                or self.views.source(at) is not None:
+            at = at.inputs[0]
+        multiplied, end = product(self.views, at), ends.pop()
+        scores = found.scores.product.node
+        if multiplied is None or not end.static or multiplied.node.size != scores.size \
+                or multiplied.node.shape[-2:] != scores.shape[-2:]:
+            return None
+        return Product(None, self.views.of(end), multiplied.right.swapped(), (end, multiplied.operands[1]),
+                       (False, not multiplied.flipped[1]))
 
     def _products_of_views(self, node):
         """Products with a weight that take `node`, or a view of it: they mix heads or channels."""

@@ -111,7 +111,7 @@ class Fused:
         out, _, row_max, row_sum = self.emit.custom(lambda: backend.forward(self.spec), inputs, [
             (self.spec.out_shape, self.spec.dtype)] + [(self.spec.lse_shape, "float32")] * 3)
         self.out = out
-        if self.forward.output is not None:
+        if self.forward.output.node is not None:
             self._put(self.forward.output.node, False, "out", out)
         self.gradient = None
         if self.backward is not None:

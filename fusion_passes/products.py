@@ -25,7 +25,7 @@ class Product:
     @property
     def batch(self) -> tuple[int, ...]:
         """The dimensions before the last two."""
-        return self.node.shape[:-2]
+        return self.right.shape[:-2]
 
 
 def product(views: Views, node: Node) -> Product | None:
