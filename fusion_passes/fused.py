@@ -372,7 +372,9 @@ class Fused:
     def _seed(self):
         if self.forward.dropout is None:
             return None
-        return self.options["seed"](self.emit)
+        twin = self.graph.copies[self.forward.dropout]      # the same dropout, computed again for the backward
+        self.seed = self.options["seeds"].get(twin) or self.options["seed"](self.emit)
+        return self.seed
 
     # --- what comes out ---
 

@@ -115,6 +115,21 @@ class Graph:
                 or root.op == "Parameter" or nodes[0].inputs[0] is not root
                 or any(user is not nodes[0] and user.op != "UpdateState" for user, _ in root.users)}
 
+    @functools.cached_property
+    def copies(self) -> dict:
+        """A number per node, equal for nodes that compute the same from the same: recomputation makes such twins."""
+        numbers, seen = {}, {}
+        for node in self.nodes:
+            if node.op in ("Const", "Parameter", "FuncGraph"):
+                key = node
+            elif node.op in ("Depend", "Load"):
+                numbers[node] = numbers[node.inputs[0]]
+                continue
+            else:
+                key = node.op, repr(sorted(node.attrs.items())), tuple(numbers.get(n) for n in node.inputs)
+            numbers[node] = seen.setdefault(key, len(seen))
+        return numbers
+
     def loads(self, node) -> bool:
         """Whether `node` only reads what its first input computed."""
         return node.op == "Load" and node.inputs[0].op != "Parameter" and _root(node.inputs[0]) not in self.rewritten

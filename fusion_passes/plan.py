@@ -65,6 +65,7 @@ class Planner:
     def __init__(self, graph, options):
         self.graph, self.options = graph, {"level": "auto", "dropout": True, **options}
         self.options.setdefault("seed", seed)
+        self.options["seeds"] = {}      # of the dropouts that are fused already
         self.grammar = ForwardGrammar(graph)
         self.plan = {"new": [], "replace": [], "order": []}
         self.sites = []
@@ -87,7 +88,10 @@ class Planner:
         self._check(forward)
         masking = settle(forward.scores, forward.zeroed)
         backward = BackwardProof(self.grammar, forward).run()
-        best, narrow = self._widened(self._best(forward, backward, masking, softmax))
+        made = self._best(forward, backward, masking, softmax)
+        best, narrow = self._widened(made)
+        if forward.dropout is not None:
+            self.options["seeds"].setdefault(self.graph.copies[forward.dropout], made.seed)
         self.plan["new"] += best.emit.finish()
         self.plan["replace"] += best.replace
         self.plan["order"] += best.order
@@ -212,6 +216,8 @@ class Removal:
             return self.made.outputs
         product = self.made.forward.output.node
         found = set()
+        if product is None:
+            return found
         for node in self.made.replaced:
             at = node
             while at is not None and at is not product:
