@@ -130,7 +130,7 @@ def floor_divide(b, node, x, y):
 
 @register("DivMod", "DivMods")
 def divide_rounded(b, node, x, y, rounding=None):
-    kind = {None: None, 0: None, 1: "floor", 2: "trunc"}.get(rounding, rounding)
+    kind = {None: None, 0: None, 1: "trunc", 2: "floor"}.get(rounding, rounding)
     return _divide(b, node, x, y, kind)
 
 

@@ -291,7 +291,7 @@ def cumsum(b, node, x, axis=0, exclusive=False, reverse=False):
 
 @register("Meshgrid")
 def meshgrid(b, node, tensors, indexing="ij"):
-    if indexing in ("xy", 0) and len(tensors) > 1:
+    if indexing in ("xy", 1) and len(tensors) > 1:
         raise Unsupported("indexing 'xy'")
     n = len(tensors)
     lengths = [b.length(t, 0) for t in tensors]
