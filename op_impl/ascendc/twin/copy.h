@@ -81,6 +81,19 @@ inline Path LocalPath(AscendC::Hardware target, AscendC::Hardware source) {
   return {"DataCopy", PIPE_V, nullptr};
 }
 
+inline int64_t LocalAlign(const Region& region, int64_t element) {
+  if (!region.memory) return 1;
+  switch (region.memory->hardware) {
+    case AscendC::Hardware::GM:
+      return element;
+    case AscendC::Hardware::BIAS:
+    case AscendC::Hardware::FIXBUF:
+      return 64;
+    default:
+      return kBlock;
+  }
+}
+
 // Burst copies in units of 32 bytes.
 template <class T>
 void BurstCopy(const Path& path, Region target, Region source, const AscendC::DataCopyParams& p, Site site) {
@@ -94,8 +107,8 @@ void BurstCopy(const Path& path, Region target, Region source, const AscendC::Da
   if (p.blockCount == 0 || run == 0) return;
   source.Run(run).Dim(p.blockCount, run + p.srcGap * kBlock);
   target.Run(run).Dim(p.blockCount, run + p.dstGap * kBlock);
-  in.Align("dst", target, target.memory && target.memory->hardware == AscendC::Hardware::GM ? sizeof(T) : kBlock);
-  in.Align("src", source, source.memory && source.memory->hardware == AscendC::Hardware::GM ? sizeof(T) : kBlock);
+  in.Align("dst", target, LocalAlign(target, sizeof(T)));
+  in.Align("src", source, LocalAlign(source, sizeof(T)));
   IssueMove<T>(in, PathCost(*path.rate, static_cast<double>(target.Bytes())), target, source);
 }
 
@@ -106,8 +119,8 @@ void CountCopy(const Path& path, Region target, Region source, int64_t count, Si
   const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
   in.Require(bytes % kBlock == 0, Fault::alignment, "count = %lld is no multiple of 32 bytes",
              static_cast<long long>(count));
-  in.Align("dst", target, target.memory && target.memory->hardware == AscendC::Hardware::GM ? sizeof(T) : kBlock);
-  in.Align("src", source, source.memory && source.memory->hardware == AscendC::Hardware::GM ? sizeof(T) : kBlock);
+  in.Align("dst", target, LocalAlign(target, sizeof(T)));
+  in.Align("src", source, LocalAlign(source, sizeof(T)));
   if (bytes == 0) return;
   IssueMove<T>(in, PathCost(*path.rate, static_cast<double>(bytes)), target.Run(bytes), source.Run(bytes));
 }

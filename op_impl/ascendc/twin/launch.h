@@ -49,9 +49,7 @@ class Launch {
   }
 
   Report Run(const std::function<void()>& kernel) {
-    Machine*& active = Machine::Active();
-    Machine* const outer = active;
-    active = &machine_;
+    const Activation activation(&machine_);
     MakeCores();
     for (auto& core : machine_.cores)
       core->fibre = std::make_unique<Fibre>([&kernel] {
@@ -66,12 +64,21 @@ class Launch {
       machine_.current = core.get();
       if (!machine_.aborting) CheckEnd(*core);
     }
+    if (machine_.sync_all.line && machine_.system_flag.line)
+      machine_.Violate(Fault::flag, machine_.system_flag, "flags 11 to 14 belong to SyncAll, which this kernel uses",
+                       machine_.sync_all);
     Finish();
-    active = outer;
     return std::move(machine_.report);
   }
 
  private:
+  // This machine is the thread's while it lives; launches may nest.
+  struct Activation {
+    explicit Activation(Machine* machine) : outer(Machine::Active()) { Machine::Active() = machine; }
+    ~Activation() { Machine::Active() = outer; }
+    Machine* outer;
+  };
+
   uint8_t* Attach(void* data, uint64_t bytes, const char* name, Role role) {
     if (!data) return nullptr;
     machine_.global.push_back(std::make_unique<Memory>());

@@ -175,21 +175,20 @@ class Machine {
   Report report;
   Core* current = nullptr;
   bool aborting = false;
+  Site sync_all, system_flag;  // the last uses of SyncAll and of a cross-core flag that it needs for itself
 
   static Machine*& Active() {
     static thread_local Machine* machine = nullptr;
     return machine;
   }
 
-  Memory* GlobalAt(const void* p, uint64_t bytes) {
+  // The buffer that holds p, or ends there.
+  Memory* GlobalAt(const void* p) {
     const auto* byte = static_cast<const uint8_t*>(p);
     for (auto& memory : global)
-      if (byte >= memory->data && byte <= memory->data + memory->bytes) {
-        if (byte + bytes <= memory->data + memory->bytes && (bytes == 0 || byte < memory->data + memory->bytes))
-          return memory.get();
-      }
-    for (auto& memory : global)  // starts inside, ends outside: the bounds check names the buffer
       if (byte >= memory->data && byte < memory->data + memory->bytes) return memory.get();
+    for (auto& memory : global)
+      if (byte == memory->data + memory->bytes) return memory.get();
     return nullptr;
   }
 

@@ -213,6 +213,7 @@ void PipeBarrier(ms_twin::Site site = ms_twin::Site::Here()) {
 }
 template <uint8_t mode, pipe_t pipe>
 void CrossCoreSetFlag(uint16_t id, ms_twin::Site site = ms_twin::Site::Here()) {
+  if (id >= 11 && id <= 14) ms_twin::Twin().system_flag = site;
   ms_twin::CrossSet(mode, pipe, id, site);
 }
 // On this hardware the template arguments have no effect: the wait holds back every pipe of the core.
@@ -228,6 +229,7 @@ void SyncAll(ms_twin::Site site = ms_twin::Site::Here()) {
   using namespace ms_twin;
   constexpr uint16_t kAll = 11, kCube = 12, kVectorToCube = 13, kCubeToVector = 14;
   Core& core = Current();
+  Twin().sync_all = site;
   Barrier(PIPE_ALL, site);
   if (isAIVOnly) {
     if (core.kind == CoreKind::aic) {

@@ -119,7 +119,7 @@ class GlobalTensor {
   void Find() {
     base_ = pointer_;
     base_bytes_ = static_cast<int64_t>(size_ * sizeof(T));
-    memory_ = ms_twin::Twin().GlobalAt(pointer_, size_ * sizeof(T));
+    memory_ = ms_twin::Twin().GlobalAt(pointer_);
   }
 
   T* pointer_ = nullptr;
