@@ -101,9 +101,7 @@ class PairStream {
   }
 
  private:
-  MSF_ALWAYS_INLINE Band band() const {
-    return Band(q_len_, k_len_, t_.a.left, t_.a.right, t_.a.bottom_right != 0);
-  }
+  MSF_ALWAYS_INLINE Band band() const { return Band(q_len_, k_len_, t_.a.left, t_.a.right, t_.a.bottom_right != 0); }
   // The queries of the next head, or of the next key block, or of the next item.
   MSF_ALWAYS_INLINE bool next_rows() {
     ++head_;

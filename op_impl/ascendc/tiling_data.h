@@ -20,13 +20,20 @@ struct PlaneLayout {
   DataType dtype;
 };
 
+// Where guard.h keeps its findings and its copies of K and V, in bytes from the start of the workspace.
+struct GuardSpace {
+  int64_t flags, key, value, clean_key;
+};
+
 // What is computed, as opposed to how: the same for all kernels.
 struct AttentionTiling {
   int64_t batch, heads, kv_heads, group;
-  int64_t q_len, k_len;    // of every sequence, unless varlen
-  int64_t stat_b, stat_h;  // strides of the row statistics: (B, N, Sq) or (N, T)
-  int32_t d, dv;           // multiples of 16
-  int64_t left, right;     // -1: unlimited
+  int64_t q_len, k_len;        // of every sequence, unless varlen
+  int64_t stat_b, stat_h;      // strides of the row statistics: (B, N, Sq) or (N, T)
+  int64_t k_stat_b, k_stat_h;  // the same for rows of K and V
+  int32_t guard;               // keys may be excluded: NaN and Inf in them must not show
+  int32_t d, dv;               // multiples of 16
+  int64_t left, right;         // -1: unlimited
   int32_t bottom_right, varlen, cu_is_int64, bf16;
   float scale, softcap, fill, keep_scale;  // keep_scale: 1 / (1 - dropout probability)
   int32_t has_fill, dropout;               // dropout: 0 none, 1 Philox, 2 given as drop_mask
@@ -67,6 +74,7 @@ struct ForwardTiling {
   // bytes, from the start of the workspace; one ring per core
   struct {
     int64_t score, prob, partial_out, slots, slot_bytes, end;
+    GuardSpace guard;
   } ws;
 };
 
@@ -79,9 +87,8 @@ struct BackwardItem {
 struct BackwardTiling {
   AttentionTiling a;
   TensorLayout dout, dq, dk, dv;
-  int64_t k_stat_b, k_stat_h;  // strides of a row of K or V, counted in rows
   int32_t cores, depth, block_q, block_k, has_dlse;
-  int64_t items, parts;  // parts: dQ accumulators; with atomic accumulation one serves all
+  int64_t items, parts;      // parts: dQ accumulators; with atomic accumulation one serves all
   int64_t q_stats, k_stats;  // rows of Q, and of K, over all batches and heads
   struct {
     int32_t tile, score, grad, prob, dscore, scratch, plane, slope, stats, spread, index, end;
@@ -91,6 +98,7 @@ struct BackwardTiling {
   } l1;
   struct {
     int64_t score, grad, prob, dscore, delta, dq, dq_part, dk, dv, end;
+    GuardSpace guard;
   } ws;
 };
 

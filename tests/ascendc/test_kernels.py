@@ -17,7 +17,7 @@ class Case:
 
     def __init__(self, numbers, batch=1, heads=2, kv_heads=None, sq=64, sk=64, d=32, dv=None, dtype="float16",
                  layout="BNSD", lengths=None, packed=False, mask=None, mask_share=0.3, bias=None, bias_dtype="float32",
-                 bias_inf=0.0, alibi=None, sinks=None, drop_mask=None, nan_where_unseen=False, **options):
+                 bias_inf=0.0, alibi=None, sinks=None, drop_mask=None, nan=None, **options):
         rng = np.random.default_rng(numbers)
         self.layout, self.packed, self.options = layout, packed, options
         self.dtype = native.DTYPES[dtype]
@@ -52,22 +52,25 @@ class Case:
                      if name not in ("block_m", "block_n")})
         self.call = call
         self.dout, self.dlse = normal(*q, dv), normal(*rows, of=np.float32)
-        if nan_where_unseen:
+        self.nan = nan
+        if nan:
             self._poison_unseen()
 
     def _poison_unseen(self):
-        """NaN in every key and value that no query sees, and Inf in values that some queries do not see."""
-        for b in range(self.call["q"].shape[0]):
-            for h in range(self.call["k"].shape[1]):
-                group = self.call["q"].shape[1] // self.call["k"].shape[1]
-                seen = np.zeros(self.call["k"].shape[2], bool)
-                for n in range(h * group, (h + 1) * group):
-                    head = flash_rule.reference._softmax(
-                        flash_rule.reference._prepare(**self._prepared()), b, n, self.call["q"][b, n].astype(float),
-                        self.call["k"][b, h].astype(float))
-                    seen |= head["allowed"].any(0)
+        """NaN in what nobody sees, and Inf in one key and one value that some queries see and others do not."""
+        reference, call = flash_rule.reference, self._prepared()
+        prepared = reference._prepare(**{name: x for name, x in call.items()})
+        for b in range(prepared["q"].shape[0]):
+            for h in range(prepared["k"].shape[1]):
+                heads = range(h * prepared["group"], (h + 1) * prepared["group"])
+                allowed = np.concatenate([reference._softmax(
+                    prepared, b, n, prepared["q"][b, n], prepared["k"][b, h])["allowed"] for n in heads])
+                seen, by_all = allowed.any(0), allowed.all(0)
                 self.call["k"][b, h, ~seen] = np.nan
                 self.call["v"][b, h, ~seen] = np.nan
+                some = np.flatnonzero(seen & ~by_all)
+                if self.nan == "seen by some" and len(some):
+                    self.call["k" if b else "v"][b, h, some[len(some) // 2], 0] = np.nan
 
     def _prepared(self):
         defaults = dict(attn_mask=None, bias=None, alibi_slopes=None, sinks=None, drop_mask=None, cu_q=None, cu_k=None,
@@ -183,6 +186,15 @@ FEATURES = {
 }
 
 
+NANS = {
+    "causal": {"right": 0, "sq": 40, "sk": 200}, "top left": {"right": 0, "align": "top_left", "sq": 40, "sk": 200},
+    "window": {"left": 10, "right": 3, "sq": 150, "sk": 150}, "mask": {"mask": "bqk", "mask_share": 0.9, "batch": 2},
+    "mask of keys": {"mask": "bk", "batch": 2}, "bias": {"bias": "qk", "bias_inf": 0.8},
+    "groups": {"heads": 4, "kv_heads": 2, "mask": "bk", "batch": 2}, "d 80, dv 32": {"d": 80, "dv": 32, "mask": "bk"},
+    "d 256": {"d": 256, "mask": "bk"}, "packed heads": {"heads": 8, "kv_heads": 2, "sq": 2, "mask": "bk"},
+}
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _two_cores():
     with ascend.Settings(cores=2):
@@ -199,3 +211,82 @@ def test_forward(name, dtype):
 @pytest.mark.parametrize("name", FEATURES)
 def test_backward(name, dtype):
     Case(len(name), dtype=dtype, **FEATURES[name]).check_backward()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", NANS)
+def test_nan_in_excluded_keys_and_values_does_not_leak(name, dtype):
+    case = Case(len(name), dtype=dtype, nan="unseen", **NANS[name])
+    case.check_forward()
+    case.check_backward()
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "mask"])
+def test_nan_reaches_those_who_see_it_and_nobody_else(name):
+    case = Case(len(name), nan="seen by some", **NANS[name])
+    result = ascend.forward(case.inputs(), **case.spec())
+    exact = flash_rule.evaluate(case.call, None)
+    clean = np.isfinite(exact["out"]).all(-1)
+    assert not clean.all() and clean.any()
+    assert np.isfinite(result["out"][clean].astype(np.float64)).all()
+    assert np.isnan(result["out"][~clean].astype(np.float64)).any(-1).all()
+
+
+def assert_same(a, b):
+    for name in a:
+        assert a[name].tobytes() == b[name].tobytes(), name
+
+
+SPLIT = [{"sq": 200, "sk": 1500, "heads": 1, "d": 64}, {"sq": 300, "sk": 900, "heads": 4, "kv_heads": 2, "right": 0},
+         {"sq": 1, "sk": 3333, "heads": 8, "kv_heads": 2, "d": 64}, {"lengths": [(70, 900), (300, 300)], "right": 0}]
+
+
+@pytest.mark.parametrize("case", SPLIT, ids=["long", "causal", "decoding", "lengths"])
+def test_results_are_bit_equal_for_any_number_of_cores_and_order(case):
+    case = Case(7, **case)
+    results = []
+    for cores, reverse in ((1, 0), (2, 0), (3, 0), (3, 1), (20, 0)):
+        with ascend.Settings(cores=cores, reverse=reverse):
+            results.append({**case.check_forward(), **case.check_backward()})
+    for other in results[1:]:
+        assert_same(results[0], other)
+
+
+@pytest.mark.parametrize("case", SPLIT[:2], ids=["long", "causal"])
+def test_atomic_accumulation(case):
+    with ascend.Settings(cores=3, atomic=1):
+        Case(8, **case).check_backward()
+
+
+DECODING = {
+    "one query": {"sq": 1, "sk": 2100, "heads": 4, "kv_heads": 1, "d": 128},
+    "four queries, causal": {"sq": 4, "sk": 1800, "heads": 8, "kv_heads": 2, "right": 0},
+    "sixteen queries": {"sq": 16, "sk": 1300, "heads": 4, "kv_heads": 2, "sinks": "float32"},
+    "no groups": {"sq": 1, "sk": 1700, "heads": 2, "mask": "bk", "mask_share": 0.99},
+    "lengths": {"lengths": [(1, 900), (1, 33), (1, 1700)], "heads": 4, "kv_heads": 2},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", DECODING)
+def test_decoding(name, dtype):
+    case = Case(len(name), dtype=dtype, **DECODING[name])
+    case.check_forward()
+    case.check_backward()
+
+
+@pytest.mark.parametrize("stack_n,depth", [(128, 1), (128, 3), (256, 2), (1024, 2)])
+def test_any_stack_and_depth(stack_n, depth):
+    with ascend.Settings(stack_n=stack_n, depth=depth):
+        case = Case(stack_n + depth, sq=150, sk=700, right=0, heads=1)
+        case.check_forward()
+        case.check_backward()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"right": 0}, {"left": 500, "right": 0}], ids=["full", "causal", "window"])
+def test_3333_by_3333(options):
+    with ascend.Settings(cores=4):
+        case = Case(3333, heads=1, sq=3333, sk=3333, d=128, **options)
+        case.check_forward()
+        case.check_backward()

@@ -99,8 +99,8 @@ std::vector<Share> share_out(const Problem& p, const BackwardTiling& t, int64_t 
     const Cut& c = cuts[lengths];
     for (size_t part = 0; part < c.costs.size(); ++part)
       for (int64_t h = 0; c.costs[part] > 0 && h < p.kv_heads; ++h)
-        shares.push_back({{int32_t(b), int32_t(h), int32_t(c.at[part]), int32_t(c.at[part + 1]), int32_t(part)},
-                          c.costs[part]});
+        shares.push_back(
+            {{int32_t(b), int32_t(h), int32_t(c.at[part]), int32_t(c.at[part + 1]), int32_t(part)}, c.costs[part]});
   }
   std::stable_sort(shares.begin(), shares.end(), [](const Share& x, const Share& y) { return x.cost > y.cost; });
   return shares;
@@ -150,7 +150,6 @@ BackwardPlan plan_backward(const Problem& p, const Soc& soc, const TilingChoice&
   t.has_dlse = p.dlse != nullptr;
   t.cores = soc.cores;
   t.depth = int32_t(choice.depth ? choice.depth : 1);
-  t.k_stat_b = p.varlen ? 0 : p.kv_heads * p.k_rows, t.k_stat_h = p.k_rows;
   const int64_t outer = p.varlen ? 1 : p.batch;
   t.q_stats = outer * p.heads * p.q_rows, t.k_stats = outer * p.kv_heads * p.k_rows;
 
@@ -188,7 +187,7 @@ BackwardPlan plan_backward(const Problem& p, const Soc& soc, const TilingChoice&
   t.ws.dq_part = t.q_stats * p.d * 4;
   t.ws.dk = t.ws.dq + t.parts * t.ws.dq_part;
   t.ws.dv = t.ws.dk + t.k_stats * p.d * 4;
-  t.ws.end = t.ws.dv + t.k_stats * p.dv * 4;
+  t.ws.guard = guard_space(p, t.a, t.cores, true, round_up(t.ws.dv + t.k_stats * p.dv * 4, 512), &t.ws.end);
   return plan;
 }
 

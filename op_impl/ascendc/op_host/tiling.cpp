@@ -40,6 +40,8 @@ AttentionTiling attention_tiling(const Problem& p) {
   a.batch = p.batch, a.heads = p.heads, a.kv_heads = p.kv_heads, a.group = p.group();
   a.q_len = p.max_q, a.k_len = p.max_k;
   a.stat_b = p.stat_b, a.stat_h = p.stat_h;
+  a.k_stat_b = p.varlen ? 0 : p.kv_heads * p.k_rows, a.k_stat_h = p.k_rows;
+  a.guard = (p.mask && !p.has_fill) || p.bias || p.left >= 0 || p.right >= 0;
   a.d = int32_t(p.d), a.dv = int32_t(p.dv);
   a.left = p.left, a.right = p.right;
   a.bottom_right = p.bottom_right, a.varlen = p.varlen, a.cu_is_int64 = 1, a.bf16 = p.q.dtype == DType::bf16;
@@ -117,7 +119,8 @@ std::vector<double> share_out(const ForwardTiling& t, const std::vector<double>&
   std::vector<double> sum(cores);
   const int64_t units = int64_t(costs.size()) * t.heads_per_item;
   for (int64_t core = 0; core < cores; ++core)
-    for (int64_t turn = 0, at; (at = dealt(turn, core, cores)) < units; ++turn) sum[core] += costs[at / t.heads_per_item];
+    for (int64_t turn = 0, at; (at = dealt(turn, core, cores)) < units; ++turn)
+      sum[core] += costs[at / t.heads_per_item];
   return sum;
 }
 
@@ -218,7 +221,7 @@ ForwardPlan plan_forward(const Problem& p, const Soc& soc, const TilingChoice& c
   t.ws.score = 0;
   t.ws.prob = t.ws.score + ring * t.stack_n * 4;
   t.ws.partial_out = t.ws.prob + ring * t.stack_n * 2;
-  t.ws.slots = t.ws.partial_out + ring * t.a.dv * 4;
+  t.ws.guard = guard_space(p, t.a, t.cores, false, t.ws.partial_out + ring * t.a.dv * 4, &t.ws.slots);
   balance(p, &plan);
   return plan;
 }

@@ -23,10 +23,10 @@ struct ForwardPlan {
   std::vector<WorkItem> items;
   std::vector<MergeItem> merges;
 
-  std::vector<uint8_t> bytes() const;                          // the tiling buffer
-  int64_t workspace() const { return tiling.ws.end; }          // without what the system reserves
-  std::vector<double> cost_per_core() const;                   // in products of 16 x 16 x 16
-  double imbalance() const;                                    // largest over mean cost, minus 1
+  std::vector<uint8_t> bytes() const;                  // the tiling buffer
+  int64_t workspace() const { return tiling.ws.end; }  // without what the system reserves
+  std::vector<double> cost_per_core() const;           // in products of 16 x 16 x 16
+  double imbalance() const;                            // largest over mean cost, minus 1
 };
 
 struct BackwardPlan {

@@ -44,6 +44,18 @@ class Budget {
   int64_t size_, used_ = 0;
 };
 
+// Room for guard.h from byte `at` on; `end` is what follows it.
+inline GuardSpace guard_space(const Problem& p, const AttentionTiling& a, int64_t cores, bool clean_key, int64_t at,
+                              int64_t* end) {
+  const int64_t rows = (p.varlen ? 1 : p.batch) * p.kv_heads * p.k_rows;
+  GuardSpace g{at, at + 3 * cores * 32, 0, 0};
+  g.value = g.key + rows * p.d * 2;
+  const int64_t behind = g.value + rows * p.dv * 2;
+  g.clean_key = clean_key ? behind : -1;
+  *end = a.guard ? round_up(behind + (clean_key ? rows * p.d * 2 : 0), 512) : at;
+  return g;
+}
+
 // Largest over mean, minus 1.
 inline double imbalance_of(const std::vector<double>& cores) {
   const double total = std::accumulate(cores.begin(), cores.end(), 0.0);

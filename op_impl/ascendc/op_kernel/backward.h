@@ -6,11 +6,12 @@
 //   cube     dV += P^T dO   dK += dS^T Q   dQ += dS K         summed over the pair in L0C, added to GM in float32
 //   vectors  scale, conversion to the output's type                                         SyncAll before
 //
-// The cube issues S, dP of pair t, then the three sums of pair t - depth. In the deterministic form an accumulator in GM
-// is added to by one core only, in the order of its pairs: keys are shared out between cores, and each share has a dQ
-// of its own, added up in order at the end. With parts = 1 all cores add to one dQ.
+// The cube issues S, dP of pair t, then the three sums of pair t - depth. In the deterministic form an accumulator in
+// GM is added to by one core only, in the order of its pairs: keys are shared out between cores, and each share has a
+// dQ of its own, added up in order at the end. With parts = 1 all cores add to one dQ.
 #pragma once
 #include "cube.h"
+#include "guard.h"
 #include "score.h"
 
 namespace msf {
@@ -24,19 +25,15 @@ struct Gradients {
 
 using BackwardItems = const __gm__ BackwardItem*;
 
-struct Sequences {
-  const AttentionTiling& a;
-  const Inputs& in;
-  __aicore__ inline Sequence operator()(int64_t b) const { return SequenceOf(a, in, b); }
-};
-
 template <class T>
 struct BackwardWorkspace {
   Address base;
   const BackwardTiling* t;
   int64_t core;
 
-  __aicore__ inline GlobalTensor<float> Score(int64_t turn) const { return Global<float>(base + t->ws.score, At(turn)); }
+  __aicore__ inline GlobalTensor<float> Score(int64_t turn) const {
+    return Global<float>(base + t->ws.score, At(turn));
+  }
   __aicore__ inline GlobalTensor<float> Grad(int64_t turn) const { return Global<float>(base + t->ws.grad, At(turn)); }
   __aicore__ inline GlobalTensor<T> Prob(int64_t turn) const { return Global<T>(base + t->ws.prob, At(turn)); }
   __aicore__ inline GlobalTensor<T> DScore(int64_t turn) const { return Global<T>(base + t->ws.dscore, At(turn)); }
@@ -60,15 +57,15 @@ __aicore__ inline int64_t QueryRow(const AttentionTiling& a, const Sequence& seq
   return b * a.stat_b + h * a.stat_h + seq.q_base + row;
 }
 __aicore__ inline int64_t KeyRow(const BackwardTiling& t, const Sequence& seq, int64_t b, int64_t h, int64_t row) {
-  return b * t.k_stat_b + h * t.k_stat_h + seq.k_base + row;
+  return b * t.a.k_stat_b + h * t.a.k_stat_h + seq.k_base + row;
 }
 
 template <class T>
 class BackwardCube {
  public:
   __aicore__ inline BackwardCube(const BackwardTiling& t, BackwardItems items, const Inputs& in, const Saved& saved,
-                                 Address workspace)
-      : t_(t), items_(items), in_(in), saved_(saved), ws_{workspace, &t, AscendC::GetBlockIdx()} {}
+                                 const KeysValues& kv, Address workspace)
+      : t_(t), items_(items), in_(in), saved_(saved), kv_(kv), ws_{workspace, &t, AscendC::GetBlockIdx()} {}
 
   __aicore__ inline void Run() {
     AscendC::SyncAll<false>();  // delta and the zeros are there
@@ -77,7 +74,8 @@ class BackwardCube {
     channels_.SetUp(t_.l1.channels, t_.l1.slot, 2, 2);
     stream_.SetUp(t_.l1.stream, t_.l1.slot, 4, 4);
     const Sequences sequences{t_.a, in_};
-    PairStream<BackwardItems, Sequences> ahead(t_, items_, sequences, ws_.core), behind(t_, items_, sequences, ws_.core);
+    PairStream<BackwardItems, Sequences> ahead(t_, items_, sequences, ws_.core),
+        behind(t_, items_, sequences, ws_.core);
     Pair p;
     for (int64_t turn = 0;; ++turn) {
       if (ahead.next(&p)) Scores(p, turn);
@@ -113,8 +111,8 @@ class BackwardCube {
   }
 
   // to (rows x keys) = x y^T, depth `channels`
-  __aicore__ inline void Outer(const L1Tile<T>& x, const L1Tile<T>& y, int32_t channels,
-                               const GlobalTensor<float>& to, int32_t rows, int32_t keys) {
+  __aicore__ inline void Outer(const L1Tile<T>& x, const L1Tile<T>& y, int32_t channels, const GlobalTensor<float>& to,
+                               int32_t rows, int32_t keys) {
     l0_.WaitResult();
     for (int32_t k0 = 0, k; k0 < channels; k0 += k) {
       k = Min(kTile, channels - k0);
@@ -131,10 +129,10 @@ class BackwardCube {
       const L1Tile<T> dout = Load(channels_, QueryRows(t_.dout, saved_.dout, p, i), t_.dout.s, m, a.dv);
       for (int32_t j = 0; j < p.keys; j += kTile) {
         const int32_t n = Min(kTile, p.keys - j);
-        const L1Tile<T> k = Load(stream_, KeyRows(a.k, in_.key, p, j), a.k.s, n, a.d);
+        const L1Tile<T> k = Load(stream_, KeyRows(kv_.k, kv_.key, p, j), kv_.k.s, n, a.d);
         Outer(q, k, a.d, ws_.Score(turn)[i * t_.block_k + j], m, n);
         stream_.SignalEmpty();
-        const L1Tile<T> v = Load(stream_, KeyRows(a.v, in_.value, p, j), a.v.s, n, a.dv);
+        const L1Tile<T> v = Load(stream_, KeyRows(kv_.v, kv_.value, p, j), kv_.v.s, n, a.dv);
         Outer(dout, v, a.dv, ws_.Grad(turn)[i * t_.block_k + j], m, n);
         stream_.SignalEmpty();
       }
@@ -176,7 +174,8 @@ class BackwardCube {
         for (int32_t j = 0; j < p.keys; j += kTile) {
           const int32_t n = Min(kTile, p.keys - j), n16 = Align(n, kFractal);
           const L1Tile<T> left = Load(stream_, x[i * t_.block_k + j], t_.block_k, m, n16);
-          const L1Tile<T> right = Load(channels_, KeyRows(t_.a.k, in_.key, p, j)[c], t_.a.k.s, n, width);
+          const L1Tile<T> right =
+              Load(channels_, KeyRows(kv_.clean_k, kv_.clean_key, p, j)[c], kv_.clean_k.s, n, width);
           l0_.Multiply<Stored::plain, Stored::plain>(left, 0, right, 0, m16, 0, width, n16, j == 0);
           stream_.SignalEmpty();
           channels_.SignalEmpty();
@@ -206,46 +205,10 @@ class BackwardCube {
   BackwardItems items_;
   Inputs in_;
   Saved saved_;
+  KeysValues kv_;
   BackwardWorkspace<T> ws_;
   L0 l0_;
   L1Ring rows_, channels_, stream_;
-};
-
-// Rows of all heads of all sequences in chunks, dealt out to the vector cores in turn.
-struct Chunk {
-  int64_t b, head;
-  int32_t first, rows;
-};
-class ChunkStream {
- public:
-  __aicore__ inline ChunkStream(const Sequences& sequences, int64_t heads, bool keys, int32_t chunk, int64_t core,
-                                int64_t cores)
-      : sequences_(sequences), heads_(heads), keys_(keys), chunk_(chunk), cores_(cores), unit_(core) {}
-
-  __aicore__ inline bool Next(Chunk* c) {
-    for (; b_ < sequences_.a.batch; ++b_) {
-      const Sequence seq = sequences_(b_);
-      const int64_t length = keys_ ? seq.k_len : seq.q_len, chunks = (length + chunk_ - 1) / chunk_;
-      if (unit_ < chunks * heads_) {
-        const int64_t row = unit_ % chunks * chunk_;
-        c->b = b_;
-        c->head = unit_ / chunks;
-        c->first = int32_t(row);
-        c->rows = int32_t(length - row < chunk_ ? length - row : chunk_);
-        unit_ += cores_;
-        return true;
-      }
-      unit_ -= chunks * heads_;
-    }
-    return false;
-  }
-
- private:
-  const Sequences& sequences_;
-  int64_t heads_;
-  bool keys_;
-  int32_t chunk_;
-  int64_t cores_, unit_, b_ = 0;
 };
 
 template <class T>
@@ -327,7 +290,8 @@ class BackwardVector {
       const int64_t b = c.b, h = c.head, row = seq.q_base + c.first, at = QueryRow(a, seq, b, h, c.first);
       const LocalTensor<T> out16 = score_.WaitEmpty<T>(), dout16 = grad_.WaitEmpty<T>();
       CopyIn(out16, Global<T>(saved_.out, b * a.out.b + h * a.out.h + row * a.out.s), a.out.s, n, a.dv, width);
-      CopyIn(dout16, Global<T>(saved_.dout, b * t_.dout.b + h * t_.dout.h + row * t_.dout.s), t_.dout.s, n, a.dv, width);
+      CopyIn(dout16, Global<T>(saved_.dout, b * t_.dout.b + h * t_.dout.h + row * t_.dout.s), t_.dout.s, n, a.dv,
+             width);
       score_.SignalFull();
       grad_.SignalFull();
       const LocalTensor<float> dlse = stats_in_.WaitEmpty<float>();
@@ -444,8 +408,8 @@ class BackwardVector {
   }
 
   // to = (sum of `parts` accumulators, in their order) * factor, as T
-  __aicore__ inline void Finish(const GlobalTensor<T>& to, int64_t pitch, const GlobalTensor<float>& from, int64_t parts,
-                                int64_t part_elements, int32_t rows, int32_t channels, float factor) {
+  __aicore__ inline void Finish(const GlobalTensor<T>& to, int64_t pitch, const GlobalTensor<float>& from,
+                                int64_t parts, int64_t part_elements, int32_t rows, int32_t channels, float factor) {
     const int32_t elements = rows * channels;
     const LocalTensor<float> sum = scratch_;
     for (int64_t part = 0; part < parts; ++part) {

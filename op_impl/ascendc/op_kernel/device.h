@@ -46,6 +46,49 @@ __aicore__ inline Sequence SequenceOf(const AttentionTiling& a, const Inputs& in
   return {q0, k0, Cumulative(in.cu_q, a.cu_is_int64, b + 1) - q0, Cumulative(in.cu_k, a.cu_is_int64, b + 1) - k0};
 }
 
+struct Sequences {
+  const AttentionTiling& a;
+  const Inputs& in;
+  __aicore__ inline Sequence operator()(int64_t b) const { return SequenceOf(a, in, b); }
+};
+
+// Rows of all heads of all sequences in chunks, dealt out to the vector cores in turn.
+struct Chunk {
+  int64_t b, head;
+  int32_t first, rows;
+};
+class ChunkStream {
+ public:
+  __aicore__ inline ChunkStream(const Sequences& sequences, int64_t heads, bool keys, int32_t chunk, int64_t core,
+                                int64_t cores)
+      : sequences_(sequences), heads_(heads), keys_(keys), chunk_(chunk), cores_(cores), unit_(core) {}
+
+  __aicore__ inline bool Next(Chunk* c) {
+    for (; b_ < sequences_.a.batch; ++b_) {
+      const Sequence seq = sequences_(b_);
+      const int64_t length = keys_ ? seq.k_len : seq.q_len, chunks = (length + chunk_ - 1) / chunk_;
+      if (unit_ < chunks * heads_) {
+        const int64_t row = unit_ % chunks * chunk_;
+        c->b = b_;
+        c->head = unit_ / chunks;
+        c->first = int32_t(row);
+        c->rows = int32_t(length - row < chunk_ ? length - row : chunk_);
+        unit_ += cores_;
+        return true;
+      }
+      unit_ -= chunks * heads_;
+    }
+    return false;
+  }
+
+ private:
+  const Sequences& sequences_;
+  int64_t heads_;
+  bool keys_;
+  int32_t chunk_;
+  int64_t cores_, unit_, b_ = 0;
+};
+
 // Rows of a tile: `pack` heads, one after another, with the same `rows` queries each.
 struct TileRows {
   int64_t head0;
@@ -76,6 +119,6 @@ __aicore__ inline float ScalarToFloat(half x) { return static_cast<float>(x); }
 __aicore__ inline float ScalarToFloat(bfloat16_t x) { return AscendC::ToFloat(x); }
 
 // Flags between the cube core and its two vector cores (mode 2).
-enum CrossFlag : uint16_t { kScoreReady = 1, kProbReady = 2, kOutReady = 3 };  // backward: the first two
+enum CrossFlag : uint16_t { kScoreReady = 1, kProbReady = 2, kOutReady = 3, kGuardReady = 4 };
 
 }  // namespace msf

@@ -2,8 +2,9 @@
 //
 // The unit multiplies and adds int32 but does not say what an overflow gives, compares floats only, and has no
 // exclusive or. So a product of 32 x 32 bits is made of digits of 11 bits, whose products and sums stay below 2^24; an
-// exclusive or is (a | b) & ~(a & b) on halves; and a comparison of 32 bits is one of the upper 24, then of the lower 8.
-// That makes dropout cost several times what the softmax does: where a mask is at hand, drop_mask is the fast way.
+// exclusive or is (a | b) & ~(a & b) on halves; and a comparison of 32 bits is one of the upper 24, then of the
+// lower 8. That makes dropout cost several times what the softmax does: where a mask is at hand, drop_mask is the fast
+// way.
 #pragma once
 #include "vector.h"
 
@@ -18,9 +19,9 @@ class Philox {
 
   // bits of the tile's elements, 1 where the probability survives. head(r) and query(r) of a row come from `rows`,
   // counted from `first`; key0 is a multiple of 4.
-  __aicore__ inline void Draw(const LocalTensor<uint8_t>& bits, const AttentionTiling& a, uint64_t seed, uint64_t offset,
-                              int64_t batch, const TileRows& rows, int32_t first, int32_t count, int32_t key0,
-                              int32_t width) {
+  __aicore__ inline void Draw(const LocalTensor<uint8_t>& bits, const AttentionTiling& a, uint64_t seed,
+                              uint64_t offset, int64_t batch, const TileRows& rows, int32_t first, int32_t count,
+                              int32_t key0, int32_t width) {
     const int32_t groups = width / 4;  // four keys share the four words of a counter
     lanes_ = block_bytes_ / 4;
     const int32_t step = lanes_ / groups;

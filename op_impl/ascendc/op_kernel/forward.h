@@ -13,6 +13,7 @@
 // written again follows from the flags of the stacks between, no flag says it by itself.
 #pragma once
 #include "cube.h"
+#include "guard.h"
 #include "score.h"
 
 namespace msf {
@@ -52,8 +53,9 @@ using MergeTable = const __gm__ MergeItem*;
 template <class T>
 class ForwardCube {
  public:
-  __aicore__ inline ForwardCube(const ForwardTiling& t, Items items, const Inputs& in, Address workspace)
-      : t_(t), items_(items), in_(in), ws_{workspace, &t, AscendC::GetBlockIdx()} {}
+  __aicore__ inline ForwardCube(const ForwardTiling& t, Items items, const Inputs& in, const KeysValues& kv,
+                                Address workspace)
+      : t_(t), items_(items), in_(in), kv_(kv), ws_{workspace, &t, AscendC::GetBlockIdx()} {}
 
   __aicore__ inline void Run() {
     l0_.SetUp();
@@ -79,8 +81,7 @@ class ForwardCube {
   __aicore__ inline L1Tile<T> LoadKeys(const TensorLayout& x, Address gm, const Stack& s, int32_t row0, int32_t n,
                                        int32_t channels) {
     const Sequence seq = SequenceOf(t_.a, in_, s.item.batch);
-    const int64_t at =
-        x.offset + s.item.batch * x.b + s.head / t_.a.group * x.h + (seq.k_base + s.key0 + row0) * x.s;
+    const int64_t at = x.offset + s.item.batch * x.b + s.head / t_.a.group * x.h + (seq.k_base + s.key0 + row0) * x.s;
     const L1Tile<T> tile = keys_.WaitEmpty<T>(n);
     ClearTail(tile, n, channels);
     CopyRows(tile, 0, Global<T>(gm, at), x.s, n, channels);
@@ -107,7 +108,7 @@ class ForwardCube {
     if (s.first) LoadQueries(s, rows);
     for (int32_t n0 = 0; n0 < s.keys; n0 += t_.block_n) {
       const int32_t n = Min(t_.block_n, s.keys - n0);
-      const L1Tile<T> keys = LoadKeys(t_.a.k, in_.key, s, n0, n, d);
+      const L1Tile<T> keys = LoadKeys(kv_.k, kv_.key, s, n0, n, d);
       l0_.WaitResult();
       for (int32_t k0 = 0, k; k0 < d; k0 += k) {
         k = Min(kMaxDepth, d - k0);
@@ -128,7 +129,7 @@ class ForwardCube {
     l0_.WaitResult();
     for (int32_t n0 = 0; n0 < s.keys; n0 += t_.block_n) {
       const int32_t n = Min(t_.block_n, s.keys - n0), n16 = Align(n, kFractal);
-      const L1Tile<T> values = LoadKeys(t_.a.v, in_.value, s, n0, n, dv);
+      const L1Tile<T> values = LoadKeys(kv_.v, kv_.value, s, n0, n, dv);
       const L1Tile<T> probs = probs_.WaitEmpty<T>(rows.count);
       ClearTail(probs, rows.count, n16);
       CopyRows(probs, 0, ws_.Prob(turn)[n0], t_.stack_n, rows.count, n16);
@@ -148,6 +149,7 @@ class ForwardCube {
   const ForwardTiling& t_;
   Items items_;
   Inputs in_;
+  KeysValues kv_;
   ForwardWorkspace<T> ws_;
   L0 l0_;
   L1Ring keys_, probs_, queries_;

@@ -7,8 +7,9 @@ template <class T>
 __aicore__ inline void Backward(const BackwardTiling& t, Address tiling, const Inputs& in, const Saved& saved,
                                 const Gradients& grads, Address workspace) {
   const BackwardItems items = reinterpret_cast<BackwardItems>(tiling + sizeof(BackwardTiling));
+  const KeysValues kv = Guard<T>(t.a, t.ws.guard, in, workspace, t.cores).Choose();
   if ASCEND_IS_AIC {
-    BackwardCube<T>(t, items, in, saved, workspace).Run();
+    BackwardCube<T>(t, items, in, saved, kv, workspace).Run();
   }
   if ASCEND_IS_AIV {
     BackwardVector<T>(t, items, in, saved, grads, workspace).Run();
@@ -25,9 +26,10 @@ extern "C" __global__ __aicore__ void ms_flash_bwd(GM_ADDR query, GM_ADDR key, G
                                                    GM_ADDR workspace, GM_ADDR tiling) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIC_1_2);
   AscendC::InitSocState();
+  AscendC::SetSaturationFlag<AscendC::SaturationMode::FLOAT>(false);  // NaN and Inf stay what they are
   GET_TILING_DATA_WITH_STRUCT(msf::BackwardTiling, t, tiling);
-  const msf::Inputs in{query, key,       value,        attn_mask,   bias, alibi_slopes, sinks,
-                       seed,  drop_mask, cu_seqlens_q, cu_seqlens_k};
+  const msf::Inputs in{query, key,  value,     attn_mask,    bias,        alibi_slopes,
+                       sinks, seed, drop_mask, cu_seqlens_q, cu_seqlens_k};
   const msf::Saved saved{out, row_max, row_sum, dout, dlse};
   const msf::Gradients grads{dq, dk, dv, dsinks};
   const msf::Address user = AscendC::GetUserWorkspace(workspace);

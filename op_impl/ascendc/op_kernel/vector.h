@@ -34,14 +34,16 @@ __aicore__ inline void Spread(const LocalTensor<float>& spread, const LocalTenso
 }
 
 struct SubtractRow {
-  static __aicore__ inline void Do(const LocalTensor<float>& y, const LocalTensor<float>& x, const LocalTensor<float>& r,
-                                   int32_t lanes, int32_t rows, const AscendC::BinaryRepeatParams& p) {
+  static __aicore__ inline void Do(const LocalTensor<float>& y, const LocalTensor<float>& x,
+                                   const LocalTensor<float>& r, int32_t lanes, int32_t rows,
+                                   const AscendC::BinaryRepeatParams& p) {
     AscendC::Sub(y, x, r, uint64_t(lanes), uint8_t(rows), p);
   }
 };
 struct MultiplyRow {
-  static __aicore__ inline void Do(const LocalTensor<float>& y, const LocalTensor<float>& x, const LocalTensor<float>& r,
-                                   int32_t lanes, int32_t rows, const AscendC::BinaryRepeatParams& p) {
+  static __aicore__ inline void Do(const LocalTensor<float>& y, const LocalTensor<float>& x,
+                                   const LocalTensor<float>& r, int32_t lanes, int32_t rows,
+                                   const AscendC::BinaryRepeatParams& p) {
     AscendC::Mul(y, x, r, uint64_t(lanes), uint8_t(rows), p);
   }
 };
@@ -57,7 +59,8 @@ __aicore__ inline void WithRow(const LocalTensor<float>& y, const LocalTensor<fl
 
 struct Larger {
   static __aicore__ inline void Pair(const LocalTensor<float>& y, const LocalTensor<float>& a,
-                                     const LocalTensor<float>& b, int32_t repeats, const AscendC::BinaryRepeatParams& p) {
+                                     const LocalTensor<float>& b, int32_t repeats,
+                                     const AscendC::BinaryRepeatParams& p) {
     AscendC::Max(y, a, b, uint64_t(kLanes), uint8_t(repeats), p);
   }
   static __aicore__ inline void Blocks(const LocalTensor<float>& y, const LocalTensor<float>& x, int32_t repeats,
@@ -67,7 +70,8 @@ struct Larger {
 };
 struct Plus {
   static __aicore__ inline void Pair(const LocalTensor<float>& y, const LocalTensor<float>& a,
-                                     const LocalTensor<float>& b, int32_t repeats, const AscendC::BinaryRepeatParams& p) {
+                                     const LocalTensor<float>& b, int32_t repeats,
+                                     const AscendC::BinaryRepeatParams& p) {
     AscendC::Add(y, a, b, uint64_t(kLanes), uint8_t(repeats), p);
   }
   static __aicore__ inline void Blocks(const LocalTensor<float>& y, const LocalTensor<float>& x, int32_t repeats,
@@ -101,8 +105,8 @@ __aicore__ inline int32_t PaddedWidth(int32_t columns) {  // 64 times a power of
   return width;
 }
 
-// GM rows of `columns` elements become rows of `width` in UB. Up to the next whole block they end in zeros, what follows
-// stays as it was: vectors work on whole rows, and what they read has to be numbers.
+// GM rows of `columns` elements become rows of `width` in UB. Up to the next whole block they end in zeros, what
+// follows stays as it was: vectors work on whole rows, and what they read has to be numbers.
 template <class T>
 __aicore__ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, int64_t pitch, int32_t rows,
                               int32_t columns, int32_t width) {

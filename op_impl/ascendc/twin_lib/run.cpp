@@ -182,8 +182,7 @@ void run_backward(const Problem& p) {
   uint8_t* dlse = launch.Input(p.dlse, in.statistics(), "dlse");
   uint8_t *dq, *dk, *dv;
   if (p.packed) {
-    dq = dk = dv =
-        launch.Output(p.dq.data, extent(p.dq, in.outer(), p.heads + 2 * p.kv_heads, p.q_rows, p.d), "dq");
+    dq = dk = dv = launch.Output(p.dq.data, extent(p.dq, in.outer(), p.heads + 2 * p.kv_heads, p.q_rows, p.d), "dq");
     t.dk.offset = (p.dk.data - p.dq.data) / size_of(p.dq.dtype);
     t.dv.offset = (p.dv_.data - p.dq.data) / size_of(p.dq.dtype);
   } else {
