@@ -22,6 +22,7 @@ help:
 	@echo 'make test-triton   the tests of the Triton kernel, in an environment of their own (PyTorch: 1 GB or more)'
 	@echo 'make cuda      the CUDA kernels of the ONNX Runtime op too: needs nvcc'
 	@echo 'make sanitize  fuzz the native library under AddressSanitizer and UBSan'
+	@echo 'make mutate    take every synchronisation out of the Ascend C kernels, one at a time: does the host twin notice?'
 	@echo 'make bench     ms_flash against MindSpore on this machine, CSV into build/bench'
 	@echo 'make lint | docs | build | wheel | venv | clean'
 
@@ -65,6 +66,9 @@ sanitize: $(STAMP)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 MS_FLASH_CPU_LIB=$(CURDIR)/build/sanitize/libms_flash_cpu.so \
 	$(PY) -m pytest -q --noconftest tests/fuzz $(ARGS)
+
+mutate: build
+	$(PY) tests/ascendc/mutate.py $(ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

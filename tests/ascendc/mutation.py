@@ -89,10 +89,11 @@ class Mutant(NamedTuple):
     kind: str
     file: str
     line: int
+    function: str
     text: str
 
     def __str__(self):
-        return f"{self.file}:{self.line}: {self.kind}: {self.text}"
+        return f"{self.file}:{self.line}: {self.function}: {self.kind}: {self.text}"
 
 
 def blank(text):
@@ -163,8 +164,13 @@ class Rewriter:
         number = self.first + len(self.mutants)
         line = self.text.count("\n", 0, start) + 1
         shown = " ".join(self.text[start:end].split())
-        self.mutants.append(Mutant(number, kind, self.path.name, line, shown[:100]))
+        self.mutants.append(Mutant(number, kind, self.path.name, line, self._function(start), shown[:100]))
         return number
+
+    def _function(self, at):
+        """Name of the function around a place."""
+        heads = list(re.finditer(r"__aicore__ inline [^;{}()]*?(\w+)\(", self.code[:at]))
+        return heads[-1].group(1) if heads else self.path.stem
 
     def _edit(self, start, end, before, after):
         self._edits.append((start, end, before, after))

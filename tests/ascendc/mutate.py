@@ -1,0 +1,221 @@
+"""`make mutate`: does the host twin notice when the Ascend C kernels are wrong?
+
+Takes away each statement of the kernels that orders something, one after the other, runs small problems through what is
+left, and asks whether the twin reported it; then alters strides, event ids, pairs of pipes, buffers and copies. Prints
+every survivor, and a summary line. A survivor needs a reason in `REASONS`; 98 % of the statements have to be caught,
+and all of the further mutants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import re
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
+
+import ascend  # noqa: E402
+import mutation  # noqa: E402
+import native  # noqa: E402
+import numpy as np  # noqa: E402
+import test_kernels  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
+FOLDER = ascend.ROOT / "build" / "ascendc" / "mutants"
+SECONDS = 300  # for one mutant
+ENOUGH = 0.98
+
+# "file: function: text" of places that may be altered without harm -> why.
+REASONS: dict[str, str] = {}
+
+
+class Problem:
+    """A small call of one kernel, with the results and places of the unaltered one."""
+
+    def __init__(self, name, op, case):
+        self.name, self.op, self._case = f"{op} {name}", op, case
+        self._saved = None
+
+    def prepare(self, lib, hits):
+        """Runs the unaltered kernel: results, time, and how often each place was passed."""
+        if self.op == "bwd":
+            self._saved = ascend.forward(self._case.inputs(), lib, **self._case.spec())
+        hits[:] = 0
+        start = time.monotonic()
+        self.results = self.run(lib)
+        self.seconds = time.monotonic() - start
+        self.passed = hits > 0
+
+    def run(self, lib):
+        case = self._case
+        if self.op == "fwd":
+            return ascend.forward(case.inputs(), lib, **case.spec())
+        dout = case.dout if case.layout == "TND" else native.to_layout(case.dout, case.layout)
+        return ascend.backward(case.inputs(), self._saved, dout, case.dlse, lib, **case.spec())
+
+    def same(self, results):
+        """As good as the unaltered results: atomic sums may differ in the last places."""
+        for name, want in self.results.items():
+            want, got = np.asarray(want, np.float32), np.asarray(results[name], np.float32)
+            largest = np.abs(want[np.isfinite(want)]).max(initial=1.0)
+            if not np.allclose(got, want, rtol=0, atol=2e-3 * largest, equal_nan=True):
+                return False
+        return True
+
+
+def problems():
+    for index, (name, options) in enumerate(test_kernels.FEATURES.items()):
+        case = test_kernels.Case(len(name), dtype=("float16", "bfloat16")[index % 2], **options)
+        yield Problem(name, "fwd", case)
+        yield Problem(name, "bwd", case)
+
+
+def load():
+    """Builds the mutants: (library, hits, [mutants of statements], [further mutants])."""
+    sync, further = mutation.rewrite(ascend.KERNELS, FOLDER)
+    lib = ascend.load(ascend.build(FOLDER, flags=("-O1", "-w")))
+    lib.msflash_ascend_configure(b"cores", b"2")
+    lib.ms_mutation_hits.restype = ctypes.POINTER(ctypes.c_long)
+    hits = np.ctypeslib.as_array(lib.ms_mutation_hits(), shape=(len(sync) + len(further),))
+    return lib, hits, sync, further
+
+
+def judge(lib, mutant, chosen, by_result):
+    """How the mutant was caught: a line of the twin's report or "wrong result"; None if it survived."""
+    lib.ms_mutation_set(mutant.number)
+    for problem in chosen:
+        try:
+            results = problem.run(lib)
+        except RuntimeError as error:
+            text = str(error)
+            if "the twin reports" not in text:
+                return f"refused: {text.splitlines()[0]}"
+            return text.splitlines()[1][:300]
+        except AssertionError as error:
+            return f"{error}"
+        if by_result and not problem.same(results):
+            return f"wrong result of {problem.name}"
+    return None
+
+
+class Pool:
+    """Each mutant in a process of its own: a kernel gone wrong can do as it likes there."""
+
+    def __init__(self, size):
+        self._size, self._running = size, {}
+
+    def start(self, mutant, work):
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read)
+            try:
+                answer = work()
+            except BaseException as error:
+                answer = f"!{type(error).__name__}: {error}"
+            os.write(write, json.dumps(answer).encode())
+            os._exit(0)
+        os.close(write)
+        self._running[read] = (mutant, pid, time.monotonic())
+
+    def full(self):
+        return len(self._running) >= self._size
+
+    def finished(self):
+        """(mutant, answer) of those that ended or ran out of time."""
+        ready = select.select(list(self._running), [], [], 0.05)[0] if self._running else []
+        for read, (mutant, pid, since) in list(self._running.items()):
+            late = time.monotonic() - since > SECONDS
+            if read not in ready and not late:
+                continue
+            if late:
+                os.kill(pid, signal.SIGKILL)
+            data = b"" if late else os.read(read, 1 << 16)
+            os.waitpid(pid, 0)
+            os.close(read)
+            del self._running[read]
+            yield mutant, json.loads(data) if data else ("!ran out of time" if late else "!crashed")
+
+    def __len__(self):
+        return len(self._running)
+
+
+def run(lib, mutants, prepared, by_result, title):
+    """number of the mutant -> answer of `judge`; "" where no problem passes the place."""
+    answers = {}
+    pool = Pool(max(1, len(os.sched_getaffinity(0))))
+    with tqdm(total=len(mutants), desc=title, unit="mutant") as bar:
+        waiting = list(mutants)
+        while waiting or len(pool):
+            while waiting and not pool.full():
+                mutant = waiting.pop(0)
+                chosen = [p for p in prepared if p.passed[mutant.number]]
+                if not chosen:
+                    answers[mutant.number] = ""
+                    bar.update()
+                    continue
+                pool.start(mutant, lambda m=mutant, c=chosen: judge(lib, m, c, by_result))
+            for mutant, answer in pool.finished():
+                answers[mutant.number] = answer
+                bar.update()
+    return answers
+
+
+def summary(title, mutants, answers, verbose):
+    """Prints the survivors. Returns (caught, survivors without a reason)."""
+    caught, unexplained = 0, 0
+    for mutant in mutants:
+        answer = answers[mutant.number]
+        if answer and not answer.startswith("!"):
+            caught += 1
+            if verbose:
+                print(f"caught    {mutant}\n          {answer}")
+            continue
+        why = "no problem gets there" if answer == "" else answer or "no report"
+        reason = REASONS.get(f"{mutant.file}: {mutant.function}: {mutant.text}")
+        unexplained += reason is None
+        print(f"survived  {mutant}\n          {why}; {'reason: ' + reason if reason else 'NO REASON GIVEN'}")
+    share = caught / max(1, len(mutants))
+    print(f"{title}: {len(mutants)} mutants, {caught} caught ({share:.1%}), {len(mutants) - caught} survivors")
+    return share, unexplained
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="regular expression for 'file:line: function: kind: text'")
+    parser.add_argument("--cases", default="", help="regular expression for the names of the problems")
+    parser.add_argument("--list", action="store_true", help="print the mutants and stop")
+    parser.add_argument("--verbose", action="store_true", help="print how each mutant was caught")
+    args = parser.parse_args()
+    lib, hits, sync, further = load()
+    chosen = [[m for m in group if re.search(args.only, str(m))] for group in (sync, further)]
+    if args.list:
+        print("\n".join(map(str, chosen[0] + chosen[1])))
+        return 0
+    lib.ms_mutation_set(-1)
+    prepared = []
+    for problem in tqdm([p for p in problems() if re.search(args.cases, p.name)], desc="unaltered", unit="case"):
+        try:
+            problem.prepare(lib, hits)
+        except RuntimeError as error:
+            print(f"left out: {problem.name}: {str(error).splitlines()[-1][:200]}")
+            continue
+        prepared.append(problem)
+    prepared.sort(key=lambda p: p.seconds)
+    shares = []
+    for title, mutants, by_result in (("synchronisation", chosen[0], False), ("further", chosen[1], True)):
+        answers = run(lib, mutants, prepared, by_result, title)
+        shares.append(summary(title, mutants, answers, args.verbose))
+    (share, unexplained), (_, missed) = shares
+    return int(share < ENOUGH or unexplained > 0 or missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
