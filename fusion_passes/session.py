@@ -40,6 +40,7 @@ class _State:
     def __init__(self):
         self.entries = [None]
         self.cache_path = None
+        self.sites = []     # of the compilation that goes on
 
     @property
     def current(self):
@@ -156,15 +157,14 @@ def fusion(level="auto", *, dropout=True, memory="keep", strict=False):
         >>> import numpy as np
         >>> import mindspore as ms
         >>> import ms_flash
-        >>> from mindspore import ops
-        >>> @ms.jit
-        ... def attention(q, k, v):
-        ...     return ops.matmul(ops.softmax(ops.matmul(q, k.swapaxes(-1, -2)) * 0.5, -1), v)
-        >>> q = ms.Tensor(np.ones((1, 2, 3, 4)), ms.float32)
+        >>> from mindspore import nn
+        >>> ms.set_context(mode=ms.GRAPH_MODE)
+        >>> net = nn.MultiheadAttention(8, 2, batch_first=True)
+        >>> x = ms.Tensor(np.ones((1, 3, 8)), ms.float32)
         >>> with ms_flash.fusion() as report:
-        ...     out = attention(q, q, q)
-        >>> print(len(report.fused), out.shape)
-        1 (1, 2, 3, 4)
+        ...     out = net(x, x, x, None, False)     # need_weights=False
+        >>> print(len(report.fused))
+        1
     """
     options = _checked("fusion", level, dropout, memory, strict)
     report = Report()
@@ -288,7 +288,7 @@ def _plan(graph, apply):
     from . import plan  # the matcher is not needed before
 
     options, report = _state.current
-    report.compiled += 1
+    report.compiled += graph["root"]    # the others are its branches and loop bodies
     start = time.perf_counter()
     primitives = []
 
@@ -315,8 +315,11 @@ def _plan(graph, apply):
                                          random))
     if refused:
         raise refused
-    if options.strict and sites and not any(site["fused"] for site in sites):
-        raise bridge.StopCompilation(f"For 'fuse', nothing was fused: {_reasons(sites)}")
+    if graph["root"]:
+        _state.sites = []
+    _state.sites += sites
+    if options.strict and graph["last"] and _state.sites and not any(site["fused"] for site in _state.sites):
+        raise bridge.StopCompilation(f"For 'fuse', nothing was fused: {_reasons(_state.sites)}")
 
 
 def _reasons(sites):

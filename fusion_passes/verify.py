@@ -130,8 +130,10 @@ def verify(net, *inputs, level="auto", dropout=True, memory="keep"):
         >>> net = nn.MultiheadAttention(8, 2, batch_first=True)
         >>> x = ms.Tensor(np.random.randn(1, 3, 8), ms.float32)
         >>> certificate = ms_flash.verify(net, x, x, x, None, False)   # need_weights=False
-        >>> print(certificate.passed)
-        True
+        ms_flash fusion: 1 of 1 attention sites fused in 1 graph
+        ...
+        Reference: the net as written, in float64
+        PASSED: the loss and 7 gradients agree, fused and as written
     """
     steps.checked("verify", net, inputs)
     certificate = _certify(net, inputs, {"level": level, "dropout": dropout, "memory": memory})

@@ -49,7 +49,7 @@ class Applier {
     }
     std::vector<std::pair<ms::AnfNodePtr, ms::AnfNodePtr>> pairs;
     for (const auto& pair : plan.at("replace")) {
-      auto old = Existing(pair.at(0)), replacement = Operand(pair.at(1));
+      auto old = Own(pair.at(0)), replacement = Operand(pair.at(1));
       CheckSameType(pair, old, replacement);
       if (!replaced_.emplace(old.get(), replacement).second) {
         throw std::runtime_error("node " + pair.at(0).dump() + " is replaced twice");
@@ -80,10 +80,19 @@ class Applier {
  private:
   ms::AnfNodePtr Existing(const json& id) const {
     const auto index = id.get<size_t>();
-    if (index >= nodes_.size()) {
+    if (index >= nodes_.size() || nodes_[index] == nullptr) {
       throw std::runtime_error("there is no node " + std::to_string(index));
     }
     return nodes_[index];
+  }
+
+  // A node that may be replaced: one of this graph.
+  ms::AnfNodePtr Own(const json& id) const {
+    auto node = Existing(id);
+    if (node->func_graph() != graph_) {
+      throw std::runtime_error("node " + id.dump() + " is of another graph");
+    }
+    return node;
   }
 
   ms::AnfNodePtr Made(const json& id) const {

@@ -28,14 +28,31 @@ class BridgePass : public ms::opt::Pass {
  public:
   BridgePass() : Pass("ms_flash_fusion") {}
 
-  bool Run(const ms::FuncGraphPtr& graph) override {
-    if (g_callback == nullptr || graph == nullptr || graph->get_return() == nullptr) {
+  bool Run(const ms::FuncGraphPtr& root) override {
+    if (g_callback == nullptr || root == nullptr || root->get_return() == nullptr || root->manager() == nullptr) {
       return false;
     }
+    std::vector<ms::FuncGraphPtr> graphs = {root};
+    for (const auto& graph : root->manager()->func_graphs()) {
+      if (graph != root && graph->get_return() != nullptr) {
+        graphs.push_back(graph);  // branches and loop bodies
+      }
+    }
+    bool changed = false;
+    for (const auto& graph : graphs) {
+      changed |= RunOne(graph, graph == root, graph == graphs.back());
+    }
+    return changed;
+  }
+
+ private:
+  static bool RunOne(const ms::FuncGraphPtr& graph, bool root, bool last) {
     PassRun run{graph, {}};
     std::string text;
     try {
       Describer::Run(graph, &run.described);
+      run.described.graph["root"] = root;
+      run.described.graph["last"] = last;
       text = Text(run.described.graph);
     } catch (const std::exception& error) {
       text = Text({{"error", error.what()}});
@@ -47,7 +64,6 @@ class BridgePass : public ms::opt::Pass {
     return result == 1;
   }
 
- private:
   // Names may hold bytes that are no UTF-8, which JSON cannot.
   static std::string Text(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 };

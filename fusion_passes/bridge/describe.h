@@ -3,6 +3,7 @@
 #define MS_FLASH_FUSION_BRIDGE_DESCRIBE_H_
 
 #include <cmath>
+#include <exception>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -13,6 +14,7 @@
 #include "ir/anf.h"
 #include "ir/func_graph.h"
 #include "ir/graph_utils.h"
+#include "ir/manager.h"
 #include "ir/primitive.h"
 #include "ir/scalar.h"
 #include "ir/scope.h"
@@ -45,30 +47,63 @@ class Describer {
   explicit Describer(Described* out) : out_(out) {}
 
   void Graph(const ms::FuncGraphPtr& graph) {
+    const auto foreign = [&graph](const ms::AnfNodePtr& node) {
+      return !node->isa<ms::ValueNode>() && node->func_graph() != graph;
+    };
+    const auto follow = [&foreign](const ms::AnfNodePtr& node) {
+      return foreign(node) ? ms::IncludeType::NOFOLLOW : ms::IncludeType::FOLLOW;
+    };
     json nodes = json::array();
-    for (const auto& node : ms::TopoSort(graph->get_return(), ms::SuccIncoming)) {
+    for (const auto& node : ms::TopoSort(graph->get_return(), ms::SuccIncoming, follow)) {
       if (ms::IsValueNode<ms::Primitive>(node)) {
         continue;  // said by the node that calls it
       }
-      const size_t id = out_->nodes.size();
       json described;
-      if (node->isa<ms::CNode>()) {
+      if (foreign(node)) {
+        described = {{"op", "Free"}, {"name", node->UniqueName()}};
+      } else if (node->isa<ms::CNode>()) {
         described = Call(node->cast<ms::CNodePtr>());
       } else if (node->isa<ms::Parameter>()) {
         described = Parameter(node->cast<ms::ParameterPtr>());
       } else {
         described = Constant(node->cast<ms::ValueNodePtr>());
       }
-      described["id"] = id;
       Type(node->abstract(), &described);
-      ids_[node.get()] = id;
-      out_->nodes.push_back(node);
-      nodes.push_back(std::move(described));
+      Add(node, std::move(described), &nodes);
     }
+    Add(nullptr, {{"op", "OtherGraphs"}, {"inputs", UsedElsewhere(graph)}}, &nodes);
     out_->graph = {{"version", 1},
                    {"graph", graph->ToString()},
                    {"nodes", std::move(nodes)},
                    {"outputs", json::array({ids_.at(graph->output().get())})}};
+  }
+
+  void Add(const ms::AnfNodePtr& node, json described, json* nodes) {
+    const size_t id = out_->nodes.size();
+    described["id"] = id;
+    ids_[node.get()] = id;
+    out_->nodes.push_back(node);
+    nodes->push_back(std::move(described));
+  }
+
+  // What other graphs (branches, loop bodies) take from this one.
+  json UsedElsewhere(const ms::FuncGraphPtr& graph) const {
+    json ids = json::array();
+    const auto& users = graph->manager()->node_users();
+    for (size_t id = 0; id < out_->nodes.size(); ++id) {
+      const auto& node = out_->nodes[id];
+      const auto found = users.find(node);
+      if (found == users.end() || node->isa<ms::ValueNode>() || node->func_graph() != graph) {
+        continue;
+      }
+      for (const auto& [user, index] : found->second) {
+        if (user->func_graph() != graph) {
+          ids.push_back(id);
+          break;
+        }
+      }
+    }
+    return ids;
   }
 
   json Call(const ms::CNodePtr& node) {
@@ -129,7 +164,7 @@ class Describer {
     } else if (value->isa<ms::ValueSequence>()) {
       described["type"] = value->isa<ms::ValueTuple>() ? "tuple" : "list";
     } else if (value->type() != nullptr) {
-      described["type"] = ms::TypeIdToString(value->type()->type_id(), true);
+      described["type"] = TypeName(value->type());
     }
     return described;
   }
@@ -169,7 +204,12 @@ class Describer {
   static std::string TypeName(const ms::TypePtr& type) {
     if (type == nullptr) return "";
     if (type->isa<ms::TensorType>()) return TypeName(type->cast<ms::TensorTypePtr>()->element());
-    return ms::TypeIdToString(type->type_id(), true);
+    if (type->isa<ms::Function>()) return "function";
+    try {
+      return ms::TypeIdToString(type->type_id(), true);
+    } catch (const std::exception&) {  // MindSpore has types without a name, which must not hide the rest of the graph
+      return "other";
+    }
   }
 
   static void Type(const ms::abstract::AbstractBasePtr& abstract, json* node) {
@@ -207,14 +247,15 @@ class Describer {
     return TypeName(abstract->GetType());
   }
 
-  // "file.py:12" of the user's code: the innermost place outside MindSpore's own package, or else the innermost.
+  // "file.py:12" of the user's code: the innermost place outside MindSpore and this package, or else the innermost.
   std::string Line(const ms::DebugInfoPtr& info) {
     std::string innermost;
     for (auto at = info; at != nullptr;) {
       const auto place = at->location();
       if (place != nullptr && !place->invalid()) {
         const std::string text = place->file_name() + ":" + std::to_string(place->line());
-        if (place->file_name().find("/mindspore/") == std::string::npos) {
+        const auto& file = place->file_name();
+        if (file.find("/mindspore/") == std::string::npos && file.find("/fusion_passes/") == std::string::npos) {
           return text;
         }
         if (innermost.empty()) {
