@@ -271,6 +271,29 @@ CASE(undefined_lanes_may_be_selected_away) {
   }
 }
 
+CASE(select_by_the_comparison_register) {
+  const Report report = Launch(Vector()).Run([] {
+    for (uint32_t i = 0; i < 2; ++i) CreateVecIndex(Ub(i * 256, 64), 64.0f * i, 64);
+    Duplicate(Ub(512, 64), 40.0f, 64);
+    Duplicate(Ub(1024, 128), -1.0f, 128);
+    PipeBarrier<PIPE_V>();
+    Compare(Ub(0, 64), Ub(512, 64), CMPMODE::LT, uint64_t(50), BinaryRepeatParams());
+    GetCmpMask(LocalTensor<uint8_t>(TPosition::VECCALC, 2048, 32));
+    const uint64_t odd[2] = {0xaaaaaaaaaaaaaaaaull, 0};
+    SetVectorMask<float>(odd[1], odd[0]);
+    PipeBarrier<PIPE_V>();
+    Select<float, SELMODE::VSEL_CMPMASK_SPR>(Ub(1024, 128), Ub(0, 128), Ub(512, 64), 2,
+                                             BinaryRepeatParams(1, 1, 1, 8, 8, 0));
+    ResetMask();
+    PipeBarrier<PIPE_ALL>();
+    for (uint32_t i = 0; i < 128; ++i)
+      EXPECT(Ub(1024, 128).GetValue(i) == (i % 2 == 0 ? -1.0f : i % 64 < 40 ? float(i) : 40.0f));
+    const LocalTensor<uint64_t> bits(TPosition::VECCALC, 2048, 2);
+    EXPECT(bits.GetValue(0) == (1ull << 40) - 1 && bits.GetValue(1) == 0);
+  });
+  EXPECT(report.ok());
+}
+
 CASE(scalar_reads_of_nothing) {
   const Report report = Launch(Vector()).Run([] { Ub(0, 8).GetValue(0); });
   EXPECT(Count(report, Fault::uninitialised) == 1);

@@ -103,9 +103,10 @@ bool WholeRepeats(const char* name, uint32_t count, Site site) {
                     count);
 }
 
-// dst = bit ? src0 : (src1 or scalar). Mode 0 takes the same leading bits for every repeat.
+// dst = bit ? src0 : (src1 or scalar). Mode 0 takes the same leading bits for every repeat, from `bits`, or, without
+// it, from the comparison register.
 template <class T, class U>
-void SelectLanes(const AscendC::LocalTensor<T>& dst, const AscendC::LocalTensor<U>& bits,
+void SelectLanes(const AscendC::LocalTensor<T>& dst, const AscendC::LocalTensor<U>* bits,
                  const AscendC::LocalTensor<T>& src0, const AscendC::LocalTensor<T>* src1, T scalar, SELMODE mode,
                  const Mask& mask, int64_t repeat, const AscendC::BinaryRepeatParams& p, Site site) {
   static_assert(kFloats<T>, "Select takes half and float");
@@ -123,9 +124,11 @@ void SelectLanes(const AscendC::LocalTensor<T>& dst, const AscendC::LocalTensor<
   AddOperand(in, "src0", a, shape, false);
   if (src1) AddOperand(in, "src1", b, shape, false);
   AddOperand(in, "dst", out, shape, true);
-  const Region choice = bits.Bytes(same_bits ? shape.lanes / 8 : (shape.repeats * shape.lanes) / 8);
-  in.Align("selMask", choice, kBlock);
-  in.Read(choice);
+  if (bits) {
+    const Region choice = bits->Bytes(same_bits ? shape.lanes / 8 : shape.repeats * shape.lanes / 8);
+    in.Align("selMask", choice, kBlock);
+    in.Read(choice);
+  }
   Region scratch;
   if (!same_bits) {
     scratch = dst.Bytes(kSelectScratch);
@@ -134,13 +137,7 @@ void SelectLanes(const AscendC::LocalTensor<T>& dst, const AscendC::LocalTensor<
     scratch.trusts_pipe_order = true;
     in.Write(scratch);
   }
-  const auto each = [&](auto&& f) {
-    const std::array<Operand, 3> operands = {out, a, b};
-    ForEachSpan(shape, operands, [&](int64_t n, const std::array<int64_t, 3>& at) {
-      // The element number follows from where src0 is read: spans come in order, so it is counted instead.
-      f(n, at);
-    });
-  };
+  const std::array<Operand, 3> operands = {out, a, b};
   // Lane numbers in the order ForEachSpan visits them.
   std::vector<int64_t> element;
   element.reserve(static_cast<size_t>(shape.elements));
@@ -148,12 +145,13 @@ void SelectLanes(const AscendC::LocalTensor<T>& dst, const AscendC::LocalTensor<
     for (int64_t r = part.first; r < part.first + part.repeats; ++r)
       for (const auto& [begin, end] : part.runs)
         for (int64_t l = begin; l < end; ++l) element.push_back((same_bits ? 0 : r * shape.lanes) + l);
-  const auto bit = [&](int64_t i) { return bits.Data()[i / 8] >> (i % 8) & 1; };
+  const auto* mask_bytes = bits ? bits->Data() : reinterpret_cast<const uint8_t*>(Current().compare_mask);
+  const auto bit = [&](int64_t i) { return mask_bytes[i / 8] >> (i % 8) & 1; };
   in.Issue(
       VectorCost(kRateSelect, Repeats(shape)),
       [&] {
         int64_t next = 0;
-        each([&](int64_t n, const std::array<int64_t, 3>& at) {
+        ForEachSpan(shape, operands, [&](int64_t n, const std::array<int64_t, 3>& at) {
           for (int64_t x = 0; x < n; ++x) {
             const int64_t step = x * int64_t(sizeof(T));
             const T value = bit(element[next++]) ? ValueAt<T>(a, at[1] + step)
@@ -169,10 +167,10 @@ void SelectLanes(const AscendC::LocalTensor<T>& dst, const AscendC::LocalTensor<
       },
       [&] {
         int64_t next = 0;
-        each([&](int64_t n, const std::array<int64_t, 3>& at) {
+        ForEachSpan(shape, operands, [&](int64_t n, const std::array<int64_t, 3>& at) {
           for (int64_t x = 0; x < n; ++x, ++next) {
             const int64_t step = x * int64_t(sizeof(T));
-            uint8_t undefined = bits.Undefined()[element[next] / 8];
+            uint8_t undefined = bits ? bits->Undefined()[element[next] / 8] : 0;
             const bool first = bit(element[next]);
             if (first || src1)
               for (size_t i = 0; i < sizeof(T); ++i)
@@ -181,6 +179,49 @@ void SelectLanes(const AscendC::LocalTensor<T>& dst, const AscendC::LocalTensor<
           }
         });
       });
+}
+
+// One repeat, compared into the register that Select's mode 0 reads. Lanes that the mask leaves out give 0.
+template <class T>
+void CompareToRegister(const AscendC::LocalTensor<T>& src0, const AscendC::LocalTensor<T>& src1, CMPMODE mode,
+                       const Mask& mask, const AscendC::BinaryRepeatParams& p, Site site) {
+  static_assert(kFloats<T>, "a comparison into the register takes half and float");
+  Instruction in("Compare", PIPE_V, site);
+  CheckBinary(in, p);
+  const Shape shape = MakeShape(in, mask, 1, sizeof(T));
+  if (!in.ok()) return;
+  const std::array<Operand, 2> sources = {MakeOperand(src0, p.src0BlkStride, p.src0RepStride),
+                                          MakeOperand(src1, p.src1BlkStride, p.src1RepStride)};
+  for (const Operand& source : sources) AddOperand(in, "src", source, shape, false);
+  Core& core = Current();
+  in.Issue(
+      VectorCost(kRateCompare, 1),
+      [&] {
+        core.compare_mask[0] = core.compare_mask[1] = 0;
+        for (const LanePart& part : shape.parts)
+          for (const auto& [begin, end] : part.runs)
+            for (int64_t l = begin; l < end; ++l)
+              if (Compared(ValueAt<T>(sources[0], sources[0].Offset(0, l)),
+                           ValueAt<T>(sources[1], sources[1].Offset(0, l)), mode))
+                core.compare_mask[l / 64] |= 1ull << (l % 64);
+      },
+      [&] { in.Fail(Fault::uninitialised, "compares a value that nobody wrote"); });
+}
+
+// The 16 bytes of the comparison register to or from UB.
+inline void MoveCompareMask(const char* name, Region region, bool store, Site site) {
+  Instruction in(name, PIPE_V, site);
+  region.Run(16);
+  in.Align(store ? "dst" : "src", region, store ? kBlock : 16);
+  store ? in.Write(region) : in.Read(region);
+  Core& core = Current();
+  in.Issue(
+      VectorCost(kRateCopy, 1),
+      [&] {
+        uint8_t* bytes = region.memory->data + region.offset;
+        store ? std::memcpy(bytes, core.compare_mask, 16) : std::memcpy(core.compare_mask, bytes, 16);
+      },
+      [&] { in.Fail(Fault::uninitialised, "takes a mask that nobody wrote"); });
 }
 
 }  // namespace ms_twin
@@ -226,36 +267,63 @@ MS_TWIN_COMPARE_SCALAR(Compares)
 template <class T, class U>
 void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
             const LocalTensor<T>& src1, SELMODE mode, uint32_t count, ms_twin::Site site = ms_twin::Site::Here()) {
-  ms_twin::SelectLanes<T, U>(dst, selMask, src0, &src1, T(0), mode, ms_twin::Mask::Count(count), 1, {}, site);
+  ms_twin::SelectLanes<T, U>(dst, &selMask, src0, &src1, T(0), mode, ms_twin::Mask::Count(count), 1, {}, site);
 }
 template <class T, class U>
 void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
             std::common_type_t<T> src1, SELMODE mode, uint32_t count, ms_twin::Site site = ms_twin::Site::Here()) {
-  ms_twin::SelectLanes<T, U>(dst, selMask, src0, nullptr, src1, mode, ms_twin::Mask::Count(count), 1, {}, site);
+  ms_twin::SelectLanes<T, U>(dst, &selMask, src0, nullptr, src1, mode, ms_twin::Mask::Count(count), 1, {}, site);
 }
 template <class T, class U, bool isSetMask = true>
 void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
             const LocalTensor<T>& src1, SELMODE mode, uint64_t mask, const ms_twin::U8 repeat,
             const BinaryRepeatParams& params, ms_twin::Site site = ms_twin::Site::Here()) {
-  ms_twin::SelectLanes<T, U>(dst, selMask, src0, &src1, T(0), mode, ms_twin::Mask::Lanes(mask), repeat, params, site);
+  ms_twin::SelectLanes<T, U>(dst, &selMask, src0, &src1, T(0), mode, ms_twin::Mask::Lanes(mask), repeat, params, site);
 }
 template <class T, class U, bool isSetMask = true>
 void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
             const LocalTensor<T>& src1, SELMODE mode, const uint64_t mask[], const ms_twin::U8 repeat,
             const BinaryRepeatParams& params, ms_twin::Site site = ms_twin::Site::Here()) {
-  ms_twin::SelectLanes<T, U>(dst, selMask, src0, &src1, T(0), mode, ms_twin::Mask::Bits(mask), repeat, params, site);
+  ms_twin::SelectLanes<T, U>(dst, &selMask, src0, &src1, T(0), mode, ms_twin::Mask::Bits(mask), repeat, params, site);
 }
 template <class T, class U, bool isSetMask = true>
 void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
             std::common_type_t<T> src1, SELMODE mode, uint64_t mask, const ms_twin::U8 repeat,
             const BinaryRepeatParams& params, ms_twin::Site site = ms_twin::Site::Here()) {
-  ms_twin::SelectLanes<T, U>(dst, selMask, src0, nullptr, src1, mode, ms_twin::Mask::Lanes(mask), repeat, params, site);
+  ms_twin::SelectLanes<T, U>(dst, &selMask, src0, nullptr, src1, mode, ms_twin::Mask::Lanes(mask), repeat, params,
+                             site);
 }
 template <class T, class U, bool isSetMask = true>
 void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0,
             std::common_type_t<T> src1, SELMODE mode, const uint64_t mask[], const ms_twin::U8 repeat,
             const BinaryRepeatParams& params, ms_twin::Site site = ms_twin::Site::Here()) {
-  ms_twin::SelectLanes<T, U>(dst, selMask, src0, nullptr, src1, mode, ms_twin::Mask::Bits(mask), repeat, params, site);
+  ms_twin::SelectLanes<T, U>(dst, &selMask, src0, nullptr, src1, mode, ms_twin::Mask::Bits(mask), repeat, params, site);
+}
+
+template <class T, bool isSetMask = true>
+void Compare(const LocalTensor<T>& src0, const LocalTensor<T>& src1, CMPMODE mode, const uint64_t mask,
+             const BinaryRepeatParams& params, ms_twin::Site site = ms_twin::Site::Here()) {
+  ms_twin::CompareToRegister(src0, src1, mode, ms_twin::Choose(isSetMask, ms_twin::Mask::Lanes(mask)), params, site);
+}
+template <class T, bool isSetMask = true>
+void Compare(const LocalTensor<T>& src0, const LocalTensor<T>& src1, CMPMODE mode, const uint64_t mask[],
+             const BinaryRepeatParams& params, ms_twin::Site site = ms_twin::Site::Here()) {
+  ms_twin::CompareToRegister(src0, src1, mode, ms_twin::Choose(isSetMask, ms_twin::Mask::Bits(mask)), params, site);
+}
+template <class T>
+void GetCmpMask(const LocalTensor<T>& dst, ms_twin::Site site = ms_twin::Site::Here()) {
+  ms_twin::MoveCompareMask("GetCmpMask", dst.Bytes(0), true, site);
+}
+template <class T>
+void SetCmpMask(const LocalTensor<T>& src, ms_twin::Site site = ms_twin::Site::Here()) {
+  ms_twin::MoveCompareMask("SetCmpMask", src.Bytes(0), false, site);
+}
+// By the bits of the comparison register, the same ones for every repeat.
+template <class T, SELMODE mode>
+void Select(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, const ms_twin::U8 repeat,
+            const BinaryRepeatParams& p, ms_twin::Site site = ms_twin::Site::Here()) {
+  static_assert(mode == SELMODE::VSEL_CMPMASK_SPR, "the twin has the register form of Select in mode 0 only");
+  ms_twin::SelectLanes<T, uint8_t>(dst, nullptr, src0, &src1, T(0), mode, ms_twin::Mask::Register(), repeat, p, site);
 }
 
 }  // namespace AscendC
