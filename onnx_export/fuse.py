@@ -133,13 +133,12 @@ class _Matcher:
         return self._scaled(node.inputs[0], 1 / factor, found)
 
     def _scaled(self, name, factor, found):
-        if found.added or found.hidden:
-            inside = _Scores()
-            self._scores(name, inside)      # a mask above the factor would have to be scaled with it
-            if inside.added or inside.hidden:
-                raise _Left("a factor after a mask")
         found.factor *= factor
-        return self._scores(name, found)
+        masks = len(found.added) + len(found.hidden)
+        self._scores(name, found)
+        if len(found.added) + len(found.hidden) != masks:
+            raise _Left("a factor after a mask")        # which it scales too
+        return found
 
     def _step_tanh(self, node, found):
         if found.softcap or found.factor <= 0:
@@ -310,7 +309,10 @@ class _Matcher:
         causal = False
         hidden, added = [], []
         for tensor, keeps, fill in found.hidden:
-            if self._triangle(tensor, lambda array, keeps=keeps: array == keeps):
+            while (maker := self.makers.get(tensor.name)) is not None and maker.op == "Not":
+                tensor, keeps = self._type(maker.inputs[0]), not keeps
+            # beside another mask the two of them decide which rows are left without keys
+            if len(found.hidden) == 1 and self._triangle(tensor, lambda array, keeps=keeps: array == keeps):
                 causal = True
             else:
                 hidden.append((tensor, keeps, fill))
