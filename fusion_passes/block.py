@@ -14,7 +14,8 @@ from .. import backends
 from ..mha_spec import GRADIENTS, MHA_SLOTS, MhaSpec
 from ..spec import SLOTS, Arg
 from .emit import Emitter, Ref
-from .linear import added, is_bias_gradient, is_gradient_of_x, linear, weight_gradient
+from .linear import added, is_bias_gradient, is_gradient_of_x, linear, summands, weight_gradient
+from .products import PRODUCTS
 from .reasons import Refusal
 from .views import identity, merged
 
@@ -34,7 +35,7 @@ class Block:
         self.bias_grad = ops[2] if len(ops) > 2 else None
         self.inner, self.slots, self.transposed = set(made.replaced), {}, [False] * 4
         self.gradients = {}     # by name: [(node that is replaced, orientation or None)]
-        self.sums = {}          # source: (the sum that takes its gradients, its other terms)
+        self.sums = {}          # source: (the sum that takes its gradients, those gradients)
 
     def build(self):
         """The site at level block. Raises Refusal."""
@@ -87,15 +88,34 @@ class Block:
                     and merged([a for d in self.views.relative(user, node).dims for a in d]) in ((), ((node.size, 1),)):
                 self.inner.add(user)
                 found += self._uses(user)
+            elif self.views.source(user) is node and self._only_products(user):
+                self.inner.add(user)
+                found += self._products(user)
             else:
                 found.append(user)
         return list(dict.fromkeys(found))
+
+    def _only_products(self, node):
+        users = self._uses_plain(node)
+        products = [user.op in PRODUCTS or (self.views.source(user) is node and self._only_products(user))
+                    for user in users]
+        return bool(users) and all(products)
+
+    def _products(self, node):
+        found = []
+        for user in self._uses_plain(node):
+            found += [user] if user.op in PRODUCTS else self._products(user)
+        return found
 
     # --- forward ---
 
     def _projections(self):
         """By part: its projection; a packed one is part q alone."""
         found = {}
+        for name in ("query", "key", "value"):
+            operand, _, _ = self.made.side(name)
+            for _, path, _ in self.made.paths(operand, name != "value"):
+                self.inner |= set(path)
         for part, operand in zip(_PARTS, self.forward["inputs"][:1 if self.made.packed else 3]):
             node = self._node(operand, "query, key or value")
             at = next((p for p in (linear(self.views, n) for n in self.views.chain(node)) if p is not None), None)
@@ -237,31 +257,13 @@ class Block:
             chain, at = [], added(term, self._uses)
             while at is not None:
                 chain.append(at)
-                at = added(at[0], self._uses_plain)
+                at = added(at, self._uses_plain)
             chains.append(chain)
-        common = next((at for at, _ in chains[0] if all(any(at is b for b, _ in chain) for chain in chains)), None)
+        common = next((at for at in chains[0] if all(at in chain for chain in chains)), None)
         if common is None:
             self._refuse("the gradients of the projections' input are not added up in one place")
-        known = {at: members for chain in chains for at, members in chain}
-        others, found = [], []
-        self._flatten(common, known, terms, others, found)
-        if sorted(n.id for n in found) != sorted(n.id for n in terms):
-            self._refuse("the gradients of the projections' input are not added up in one place")
-        self.gradients[name] = [(common, None)]
-        self.sums[name] = others
-
-    def _flatten(self, at, known, terms, others, found):
-        for member in known[at]:
-            inside = next((n for n in self.views.chain(member) if n in terms or (n in known and n is not at)), None)
-            if inside is None:
-                others.append(member)
-            elif inside in terms:
-                found.append(inside)
-            else:
-                self.inner.add(inside)
-                self._flatten(inside, known, terms, others, found)
-        self.inner |= {user for member in known[at] for user, _ in member.users if user.op == "MakeTuple"
-                       and any(behind is at for behind, _ in user.users)}
+        self.gradients[name] = []
+        self.sums[name] = common, terms
 
     # --- the new nodes ---
 
@@ -314,7 +316,7 @@ class Block:
                    merged_heads if spec.has("w_o") else one]
         y, *saved = emit.custom(lambda: backend.mha_forward(spec), refs, [(s, spec.dtype) for s in results] + [
             (spec.attention.lse_shape, "float32")] * 2)
-        made.replace, made.replaced = [], set()
+        made.replace, made.replaced, made.sums = [], set(), []
         results = self.out.result if self.out is not None else self.attention
         self._put(made, emit, results, y)
         made.outputs, made.out, made.gradient = {results}, y, None
@@ -335,7 +337,9 @@ class Block:
             made.backward = replace(self.made.backward, grad=identity(self.dy))
         made.passed = set(self.made.passed) | self.inner
         made.emit = copy.copy(self.made.emit)
-        made.emit.new = self._needed(emit, made.replace)
+        made.emit.prefix += "c"     # names are counted, and some are gone
+        made.emit.new = self._needed(emit, [operand for _, operand in made.replace]
+                                     + [ref.operand for _, _, ref in made.sums])
         made.block = spec
         return made
 
@@ -352,19 +356,22 @@ class Block:
                     stored = self.transposed["qkvo".index(name[2])]
                     if (orientation == "in_out") != stored:
                         ref = emit.op("Transpose", [ref, (1, 0)], ref.shape[::-1], ref.dtype)
-                for other in self.sums.get(name, ()):
-                    ref = emit.op("Add", [emit.reshape(ref, other.shape), emit.ref(other)], other.shape, ref.dtype)
                 self._put(made, emit, node, ref)
+            if name in self.sums:
+                first = first or ref
+                node, terms = self.sums[name]
+                made.sums.append((node, terms, ref))
+                made.replaced.add(node)
         return first
 
-    def _needed(self, emit, replaced):
+    def _needed(self, emit, operands):
         """The new nodes of both emitters that anything needs, in order."""
         layout = self.made.emit.new
         at = layout.index(self.forward)
         gone = {self.forward["id"], self.backward and self.backward["id"], self.bias_grad and self.bias_grad["id"]}
         entries = layout[:at] + emit.new + [entry for entry in layout[at:] if entry["id"] not in gone]
         needed, kept = set(), []
-        for _, operand in replaced:
+        for operand in operands:
             needed |= _names(operand)
         for entry in reversed(entries):
             if entry["id"] in needed:
@@ -381,3 +388,45 @@ def _names(operand):
     if isinstance(operand, dict) and "item" in operand:
         return {operand["item"][0]} if isinstance(operand["item"][0], str) else set()
     return set()
+
+
+class Sums:
+    """Sums of the old graph of which blocks make some terms: each becomes what the blocks give plus the other terms.
+
+    Several blocks may share one, as the layers of a decoder share the gradient of what they all attend to.
+    """
+
+    def __init__(self, views):
+        self.views = views
+        self.known = {}     # sum: (terms that blocks make, what the blocks give)
+
+    def take(self, made):
+        """Notes the sums of one site."""
+        for node, terms, ref in made.sums:
+            gone, refs = self.known.setdefault(node, (set(), []))
+            gone.update(terms)
+            refs.append(ref)
+
+    def settle(self, plan, handle):
+        """Adds their replacements to the plan."""
+        for number, (node, (gone, refs)) in enumerate(self.known.items()):
+            emit = Emitter(f"sum{number}_", node, handle)
+            refs = refs + [emit.ref(other) for other in self._others(node, gone)]
+            total = emit.reshape(refs[0], node.shape)
+            for ref in refs[1:]:
+                total = emit.op("Add", [total, emit.reshape(ref, node.shape)], node.shape, node.dtype)
+            plan["new"] += emit.finish()
+            plan["replace"].append([node.id, total.operand])
+
+    def _others(self, node, gone):
+        found = []
+        for member in summands(node):
+            inside = [n for n in self.views.chain(member) if n in gone or self._holds(n, gone)]
+            if not inside:
+                found.append(member)
+            elif inside[0] not in gone:
+                found += self._others(inside[0], gone)
+        return found
+
+    def _holds(self, node, gone):
+        return any(n in gone or self._holds(n, gone) for member in summands(node) for n in self.views.chain(member))

@@ -87,6 +87,7 @@ class Fused:
     """Builds one site in one layout and geometry."""
 
     block = outputs = None      # of level block: the MhaSpec, and the nodes that the output replaces
+    sums = ()                   # and the sums that its gradients enter, see block.Sums
 
     def __init__(self, grammar, forward, backward, masking: Masking, geometry, layout, options, prefix, like):
         self.grammar, self.graph, self.views = grammar, grammar.graph, grammar.views
@@ -157,13 +158,13 @@ class Fused:
             return {"query": packed, "key": None, "value": None}
         return {name: self._operand(name) for name in ("query", "key", "value")}
 
-    def _side(self, name):
+    def side(self, name):
         """(operand, whether it is used transposed) of a product."""
         product, side = {"query": (self.forward.scores.product, 0), "key": (self.forward.scores.product, 1),
                          "value": (self.forward.output, 1)}[name]
         return product.operands[side], product.flipped[side] != (name == "key"), product.batch
 
-    def _paths(self, operand, scales):
+    def paths(self, operand, scales):
         """Nodes from which `operand` comes by views, one cast and constant factors: (source, nodes between, factor)."""
         at, path, factor, cast = operand, (), 1.0, False
         while True:
@@ -191,11 +192,11 @@ class Fused:
 
     def _operand(self, name):
         """An operand in the layout, from the earliest node from which that takes the fewest copies."""
-        operand, flipped, batch = self._side(name)
+        operand, flipped, batch = self.side(name)
         matrix = getattr(self.forward, name).shape[-2:]
         best = None
         shared = self.geometry.dims(name)[1] != self.geometry.heads
-        for source, path, factor in self._paths(operand, name != "value"):
+        for source, path, factor in self.paths(operand, name != "value"):
             view = self._view(source, path, flipped, batch, matrix)
             if view is None or view.offset:
                 continue
@@ -223,8 +224,8 @@ class Fused:
         """Query, key and value from one node that holds them side by side."""
         found = {}
         for name in ("query", "key", "value"):
-            operand, flipped, batch = self._side(name)
-            for source, path, factor in self._paths(operand, name != "value"):
+            operand, flipped, batch = self.side(name)
+            for source, path, factor in self.paths(operand, name != "value"):
                 view = self._view(source, path, flipped, batch, getattr(self.forward, name).shape[-2:])
                 if view is not None:
                     found.setdefault(source, {})[name] = view, factor, operand.dtype

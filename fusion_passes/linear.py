@@ -106,15 +106,18 @@ def is_bias_gradient(node: Node, rows: int) -> bool:
     return None not in axes and {axis % rank for axis in axes} == set(range(rank - 1))
 
 
-def added(node: Node, uses) -> tuple[Node, tuple] | None:
-    """(the sum that takes `node`, its terms) if a sum is the one use of `node`; `uses` yields the users of a node."""
+def summands(node: Node) -> tuple[Node, ...]:
+    """The terms of a sum of Tensors of one shape; none if `node` is something else."""
+    if node.op == "AddN" and node.inputs[0].op == "MakeTuple":
+        return node.inputs[0].inputs
+    if node.op in ("Add", "AddExt") and _plain_add(node) and node.inputs[0].shape == node.inputs[1].shape:
+        return node.inputs[:2]
+    return ()
+
+
+def added(node: Node, uses) -> Node | None:
+    """The sum that takes `node`, if that is its one use; `uses` tells the users of a node."""
     users = uses(node)
-    if len(users) != 1:
-        return None
-    user = users[0]
-    if user.op == "MakeTuple":
-        behind = uses(user)
-        return (behind[0], user.inputs) if len(behind) == 1 and behind[0].op == "AddN" else None
-    if user.op in ("Add", "AddExt") and _plain_add(user) and user.inputs[0].shape == user.inputs[1].shape:
-        return user, user.inputs[:2]
-    return None
+    if len(users) == 1 and users[0].op == "MakeTuple":
+        users = uses(users[0])
+    return users[0] if len(users) == 1 and summands(users[0]) else None

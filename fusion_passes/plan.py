@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from . import fused as build
 from .backward import SHAPE_ONLY, BackwardProof
-from .block import Block
+from .block import Block, Sums
 from .dropout import seed
 from .forward import ForwardGrammar, where
 from .ir import FLOATS, VIEWS_WITH_STATE, Graph, orders
@@ -56,6 +56,7 @@ def plan_graph(described: dict, options: dict) -> tuple[dict, list[dict]]:
     planner = Planner(Graph(described), options)
     for softmax in planner.grammar.softmax_nodes():
         planner.take(softmax)
+    planner.sums.settle(planner.plan, planner.options.get("handle"))
     return planner.plan, [asdict(site) for site in planner.sites]
 
 
@@ -69,6 +70,7 @@ class Planner:
         self.grammar = ForwardGrammar(graph)
         self.plan = {"new": [], "replace": [], "order": []}
         self.sites = []
+        self.sums = Sums(self.grammar.views)
 
     def take(self, softmax):
         """Adds the site of `softmax`, and what fuses it to the plan."""
@@ -95,6 +97,7 @@ class Planner:
         self.plan["new"] += best.emit.finish()
         self.plan["replace"] += best.replace
         self.plan["order"] += best.order
+        self.sums.take(best)
         spec = best.spec
         site.fused, site.kind = True, "forward" if backward is None else "forward and backward"
         site.level = "core" if not best.follow else "layout" if best.block is None else "block"

@@ -70,6 +70,9 @@ REASONS = {
     "other_graph": (
         "a part of the attention is in another graph (control flow): {detail}",
         "keep one attention within one branch"),
+    "not_block": (
+        "not at level block: {detail}",
+        "nothing to do: level layout serves it"),
     "backend": (
         "no backend can run it: {detail}",
         "see python -m ms_flash doctor"),
