@@ -24,9 +24,10 @@ import ml_dtypes
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "gpu")]
-import cuda_host
-import flash_rule
+sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "gpu"))
+import cuda_host  # noqa: E402  found by the lines above
+import flash_rule  # noqa: E402
 
 PAGE, BEGIN, END = ROOT / "docs" / "gpu.md", "<!-- begin gpu -->", "<!-- end gpu -->"
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
