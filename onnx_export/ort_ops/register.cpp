@@ -78,7 +78,12 @@ ort::Status* infer(const ort::CustomOp* op, ort::ShapeInferContext* context) {
     auto set = [&](size_t output, ort::ElementType type, const std::vector<Axis>& axes) {
       std::vector<int64_t> lengths;
       std::vector<const char*> names;
-      for (const Axis& a : axes) lengths.push_back(a.length), names.push_back(a.name);
+      for (const Axis& a : axes) {
+        // An axis with neither length nor name cannot be said to the runtime, which would take -1 for a length.
+        if (a.length < 0 && !*a.name) return;
+        lengths.push_back(a.length);
+        names.push_back(a.name);
+      }
       ort::TensorTypeAndShapeInfo* info = nullptr;
       check(api, ort::CreateTensorTypeAndShapeInfo(api, &info));
       ort::Status* status = ort::SetTensorElementType(api, info, type);

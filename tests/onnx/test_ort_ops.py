@@ -95,6 +95,22 @@ def test_unknown_lengths_keep_their_names():
     assert [output.type for output in outputs] == ["tensor(float16)", "tensor(float)"]
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_lengths_without_a_name_stay_open(dtype):
+    """As after a Reshape to computed lengths: what follows the node must not meet a length of -1."""
+    proto = node_model.model(dtype)
+    for given in proto.graph.input:
+        for axis in given.type.tensor_type.shape.dim:
+            axis.Clear()
+    output = proto.graph.output[0].name
+    proto.graph.node.extend([helper.make_node("Constant", [], ["flat"], value_ints=[1, 2, -1]),
+                             helper.make_node("Reshape", [output, "flat"], ["reshaped"])])
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info(
+        "reshaped", proto.graph.output[0].type.tensor_type.elem_type, [1, 2, None]))
+    call = {name: np.ones((1, 2, 3, 4)).astype(dtype) for name in "qkv"}
+    assert session(proto).run(None, node_model.feeds_for(call))[0].shape == (1, 2, 12)
+
+
 @pytest.mark.parametrize("shape", [(0, 2, 2, 3, 4), (1, 2, 2, 0, 4), (1, 2, 1, 3, 0), (1, 0, 2, 3, 4)])
 def test_nothing_to_do(shape):
     batch, heads, kv_heads, sq, sk = shape
