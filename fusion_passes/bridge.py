@@ -28,11 +28,11 @@ class PlanRefused(ValueError):
     """The bridge found a plan to be wrong; the graph is as it was."""
 
 
-def path() -> Path:
-    """The compiled bridge for this MindSpore: from the package, else from the user's cache, compiled if need be.
+def found() -> Path | None:
+    """The compiled bridge for this MindSpore, from the package or the user's cache; ``None`` before the first use.
 
     Raises:
-        RuntimeError: If this MindSpore is not supported, or the bridge cannot be compiled.
+        RuntimeError: If this MindSpore is not supported.
     """
     version = mindspore.__version__
     if not version.startswith(bridge_build.MINDSPORE):
@@ -43,9 +43,20 @@ def path() -> Path:
     for folder in (Path(library.__file__).resolve().parent / "lib", bridge_build.cache()):
         if (folder / name).exists():
             return folder / name
-    target = bridge_build.cache() / name
-    bridge_build.build(Path(mindspore.__file__).resolve().parent, version, target)
-    return target
+    return None
+
+
+def path() -> Path:
+    """The compiled bridge, compiled now if need be.
+
+    Raises:
+        RuntimeError: If this MindSpore is not supported, or the bridge cannot be compiled.
+    """
+    here = found()
+    if here is None:
+        here = bridge_build.cache() / bridge_build.file_name(mindspore.__version__)
+        bridge_build.build(Path(mindspore.__file__).resolve().parent, mindspore.__version__, here)
+    return here
 
 
 @functools.lru_cache(None)

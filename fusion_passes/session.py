@@ -56,7 +56,8 @@ def fuse(level="auto", *, dropout=True, memory="keep", strict=False):
 
     The model stays as it is. Graphs compiled before are compiled anew at their next call. Calling it again with the
     same arguments changes nothing; `unfuse` undoes it. Compiled are the cells and functions under GRAPH_MODE or
-    ``mindspore.jit``; code that PyNative mode runs op by op is never seen.
+    ``mindspore.jit``; code that PyNative mode runs op by op is never seen. (What ``jit(capture_mode="bytecode")`` has
+    compiled stays as it is: there, call `fuse` first.)
 
     Args:
         level (str, optional): How much around the attention is taken in: ``"core"`` the attention alone, ``"layout"``

@@ -80,10 +80,21 @@ def diagnose() -> dict:
     if wanted and report["backends"].get(wanted, "there is none of this name"):
         problems.append(f"The environment variable MS_FLASH_BACKEND names {wanted!r}, which cannot run here: "
                         f"{report['backends'].get(wanted, 'there is none of this name')}.")
+    report["fusion"] = _fusion()
     for name, reason in report["backends"].items():
         if not reason:
             report["self_test"][name] = self_test(name, problems)
     return report
+
+
+def _fusion():
+    """Where the bridge of fusion is, or what is in its way."""
+    from .fusion_passes import bridge
+
+    try:
+        return str(bridge.found() or "the bridge is compiled at the first call of ms_flash.fuse()")
+    except RuntimeError as error:
+        return str(error)
 
 
 def self_test(backend: str, problems: list[str]) -> dict:
@@ -180,6 +191,8 @@ def as_text(report: dict) -> str:
         lines.append(("simd", f"{native['simd']} (usable here: {', '.join(native['simd_usable'])})"))
         lines.append(("threads", native["threads"]))
     lines += [(f"backend {name}", reason or "present") for name, reason in report["backends"].items()]
+    if "fusion" in report:
+        lines.append(("fusion", report["fusion"]))
     for name, test in report["self_test"].items():
         errors = ", ".join(f"{dtype} {error:.1e}" for dtype, error in test["errors"].items())
         lines.append((f"self-test {name}", f"largest error {errors or 'unknown'} ({test['seconds']} s)"))
