@@ -239,6 +239,8 @@ template <class T, class U>
 void CopyOut(Region to, bool to_l1, const AscendC::LocalTensor<U>& src, AscendC::CO2Layout layout,
              const AscendC::FixpipeParamsV220& p, Site site) {
   using AscendC::CO2Layout;
+  static_assert(std::is_same_v<T, U> || (std::is_same_v<U, float> && kIsFloat16<T>),
+                "the twin has no quantising Fixpipe: float to half or bfloat16_t, or the type as it is");
   Instruction in(to_l1 ? "Fixpipe L0C->L1" : "Fixpipe L0C->GM", PIPE_FIX, site);
   const bool rows = layout == CO2Layout::ROW_MAJOR;
   in.Require(src.GetHardware() == AscendC::Hardware::L0C, Fault::parameter, "src is in %s, not in L0C",

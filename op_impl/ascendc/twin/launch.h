@@ -14,6 +14,7 @@
 // The lambda runs once per core. Buffers must outlive Run; a null pointer may be passed for an absent input, it is no
 // buffer. One launch runs once. Several threads may each run a launch of their own.
 #pragma once
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -64,6 +65,8 @@ class Launch {
       machine_.current = core.get();
       if (!machine_.aborting) CheckEnd(*core);
     }
+    if (machine_.options.whole_outputs && machine_.options.effects && !machine_.aborting)
+      for (auto& memory : machine_.global) CheckWhole(*memory);
     if (machine_.sync_all.line && machine_.system_flag.line)
       machine_.Violate(Fault::flag, machine_.system_flag, "flags 11 to 14 belong to SyncAll, which this kernel uses",
                        machine_.sync_all);
@@ -177,6 +180,18 @@ class Launch {
         machine_.Violate(Fault::flag, {}, core.name + ": a unit flag of L0C is still set at the end of the kernel");
         break;
       }
+  }
+
+  void CheckWhole(const Memory& memory) {
+    if (memory.role != Role::output) return;
+    const uint8_t *begin = memory.undefined, *end = begin + memory.bytes;
+    const auto missing = std::count_if(begin, end, [](uint8_t flag) { return flag != 0; });
+    const auto first = std::find_if(begin, end, [](uint8_t flag) { return flag != 0; }) - begin;
+    if (missing)
+      machine_.Violate(Fault::uninitialised, {memory.name.c_str(), 0},
+                       Format("%lld of the %lld bytes of the output %s were not written, the first is %lld",
+                              static_cast<long long>(missing), static_cast<long long>(memory.bytes),
+                              memory.name.c_str(), static_cast<long long>(first)));
   }
 
   void Finish() {

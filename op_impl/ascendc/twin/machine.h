@@ -33,7 +33,8 @@ struct Options {
   bool has_aic = true;      // false: vector only, `blocks` AIVs
   bool strict_pipe = true;  // same-pipe dependences need a PipeBarrier (automatic synchronisation off)
   bool hazards = true;
-  bool effects = true;  // false: only the cycle model runs; nothing is computed, copied or checked for order
+  bool effects = true;         // false: only the cycle model runs; nothing is computed, copied or checked for order
+  bool whole_outputs = false;  // every byte of every output has to be written
   uint64_t tiling_key = 0;
   size_t max_violations = 200;
   // Instead of AIC 0, AIV 0, AIV 1, AIC 1, ...: cores run in the reverse order. A correct kernel gives the same result.

@@ -136,12 +136,11 @@ struct FixpipeParamsV220 {
   ms_twin::U16 nSize = 0, mSize = 0, srcStride = 0;
   ms_twin::U32 dstStride = 0;
   QuantMode_t quantPre = NoQuant;
-  uint64_t deqScalar = kUnset;  // the hardware's struct leaves it uninitialised
+  uint64_t deqScalar = 0;  // for quantising modes, which the twin has not
   ms_twin::U16 ndNum = 1, srcNdStride = 0, dstNdStride = 0;
   bool reluEn = false;
   ms_twin::U8 unitFlag = 0;
   bool isChannelSplit = false;
-  static constexpr uint64_t kUnset = 0xdeadbeefdeadbeefull;
   FixpipeParamsV220() = default;
   FixpipeParamsV220(ms_twin::U16 n, ms_twin::U16 m, ms_twin::U16 src, ms_twin::U32 dst, bool relu)
       : nSize(n), mSize(m), srcStride(src), dstStride(dst), reluEn(relu) {}
