@@ -15,6 +15,7 @@ from pathlib import Path
 from .. import doctor
 from .cases import CASES, NETS, SUITES, Case
 from .fusion import FusionPlan
+from .onnx import ONNX_CASES, OnnxPlan
 
 COLUMNS = ("shape", "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "dtype", "direction", "causal",
            "threads", "peer", "ours_ms", "peer_ms", "ratio", "ratio_low", "ratio_high", "ours_mib", "peer_mib",
@@ -24,8 +25,9 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--suite", choices=[*SUITES, "fusion"], default="cpu",
-                        help="attention against peers, or whole models as written against fused (default: %(default)s)")
+    parser.add_argument("--suite", choices=[*SUITES, "fusion", "onnx"], default="cpu",
+                        help="attention against peers, whole models as written against fused, or the exported node in "
+                             "ONNX Runtime (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a few shapes in float32, in less than four minutes")
     parser.add_argument("--shapes", type=_names([*CASES, *NETS]),
                         help=f"comma-separated, of {', '.join(CASES)}; of the suite fusion: {', '.join(NETS)}")
@@ -46,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     cores = len(os.sched_getaffinity(0))
     threads = args.threads or ([cores] if args.quick else sorted({1, cores}))
-    plan = (FusionPlan if args.suite == "fusion" else Plan)(args, threads, Progress)
+    plan = {"fusion": FusionPlan, "onnx": OnnxPlan}.get(args.suite, Plan)(args, threads, Progress)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / f"{args.suite}.json").write_text(json.dumps(doctor.environment(), indent=2) + "\n")
     failed = False
@@ -65,12 +67,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _wrong(args):
     """What does not go together."""
-    known = NETS if args.suite == "fusion" else CASES
+    known = {"fusion": NETS, "onnx": ONNX_CASES}.get(args.suite, CASES)
     for name in args.shapes or ():
         if name not in known:
             return f"'shapes' of the suite {args.suite} must be of {', '.join(known)}, but got {name!r}."
     if args.suite == "fusion" and args.dtypes:
         return "'dtypes' must not be given for the suite fusion, which is float32."
+    if args.suite == "onnx" and "bfloat16" in (args.dtypes or ()):
+        return "'dtypes' of the suite onnx must be of float32, float16, but got 'bfloat16'."
     return None
 
 
