@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from .forward import SOFTMAX_GRADIENT, Forward, ForwardGrammar, where
+from .forward import SOFTMAX_GRADIENT, Forward, ForwardGrammar, used, where
 from .ir import Node, Unknown
 from .products import PRODUCTS, product
 from .reasons import Refusal
@@ -145,7 +145,7 @@ class BackwardProof:
             elif self._key(found.right, self.queries, self.keys) in weights:
                 leaf, grad = Leaf(node, True), found.left.swapped()
             else:
-                raise Refusal("probs_used", op=node.op, where=where(node))
+                raise used("probs_used", node)
             self._need(self.found.value is None, "the values have two gradients")
             self._need(grad.shape[-2:] == (self.queries, self.value_dim), "the gradient of the values")
             self._take_grad(grad)
@@ -320,10 +320,10 @@ class BackwardProof:
         for node in self.forward.inner - {self.forward.output.node}:
             for other, _ in self.users(node):
                 if other.line and other not in self.forward.inner and not self.views.source(other):
-                    raise Refusal("scores_used", op=other.op, where=where(other))
+                    raise used("scores_used", other)
         if user.op in PRODUCTS + _SUMS:
             raise Refusal("backward_differs", detail=f"{user.op}{where(user)} takes the gradient of the scores")
-        raise Refusal("scores_used", op=user.op, where=where(user))
+        raise used("scores_used", user)
 
     # --- views ---
 

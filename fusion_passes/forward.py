@@ -110,12 +110,12 @@ class ForwardGrammar:
                 elif kind == "other":
                     others.append(user)
         if len(outputs) > 1:
-            raise Refusal("probs_used", op=outputs[1][1].node.op, where=where(outputs[1][1].node))
+            raise used("probs_used", outputs[1][1].node)
         if outputs:
             at, found.output = outputs[0]
             found.inner.add(found.output.node)
             if others:
-                raise Refusal("probs_used", op=others[0].op, where=where(others[0]))
+                raise used("probs_used", others[0])
             self._check_path(found, at)
             return
         if not others:
@@ -165,7 +165,7 @@ class ForwardGrammar:
             path.add(at)
             at = found.before[at]
         if found.dropout is not None and found.dropout not in path:
-            raise Refusal("probs_used", op=found.dropout.op, where=where(found.dropout))
+            raise used("probs_used", found.dropout)
 
     def forward_users(self, node):
         """Users of `node` that compute with it: not the order of side effects."""
@@ -233,6 +233,13 @@ class ForwardGrammar:
         if user.op in ("MakeTuple", "Return", "Depend"):
             raise Refusal("not_attention", detail="its result is not multiplied by values")
         raise Refusal("probs_modified", op=user.op)
+
+
+def used(code: str, node: Node) -> Refusal:
+    """The refusal that says that `node` uses what would vanish."""
+    if node.op == "OtherGraphs":
+        return Refusal("other_graph", detail="a branch or loop uses its scores or weights")
+    return Refusal(code, op=node.op, where=where(node))
 
 
 def where(node: Node) -> str:

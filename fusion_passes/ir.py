@@ -123,7 +123,7 @@ class Graph:
             if node.op in ("Const", "Parameter", "FuncGraph"):
                 key = node
             elif node.op in ("Depend", "Load"):
-                numbers[node] = numbers[node.inputs[0]]
+                numbers[node] = numbers.get(node.inputs[0])
                 continue
             else:
                 key = node.op, repr(sorted(node.attrs.items())), tuple(numbers.get(n) for n in node.inputs)

@@ -9,7 +9,7 @@ from . import fused as build
 from .backward import SHAPE_ONLY, BackwardProof
 from .block import Block, Sums
 from .dropout import seed
-from .forward import ForwardGrammar, where
+from .forward import ForwardGrammar, used
 from .ir import FLOATS, VIEWS_WITH_STATE, Graph, orders
 from .level import takes_projections
 from .masks import settle
@@ -181,7 +181,7 @@ class Removal:
             node, user = min(kept, key=lambda pair: (not pair[1].line, self.graph.order[pair[1]]))
             while user.op in ("MakeTuple", "Depend") and user.users:
                 user = user.users[0][0]
-            raise Refusal("probs_used" if self._is_weights(node) else "scores_used", op=user.op, where=where(user))
+            raise used("probs_used" if self._is_weights(node) else "scores_used", user)
         self._check_cycle()
         self._mend_order()
 
