@@ -21,6 +21,8 @@ def _loaded(file: Path) -> ctypes.CDLL:
     library.msflash_cpu_set_num_threads.argtypes = [ctypes.c_int]
     library.msflash_cpu_set_num_threads.restype = None
     library.msflash_cpu_get_num_threads.restype = ctypes.c_int
+    for name in ("msflash_cpu_fma_peak", "msflash_cpu_read_bandwidth"):
+        getattr(library, name).restype = ctypes.c_double
     for name in ("msflash_cpu_last_error", "msflash_cpu_isa", "msflash_cpu_isa_list"):
         getattr(library, name).restype = ctypes.c_char_p
     return library

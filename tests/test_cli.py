@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -97,15 +99,18 @@ def test_bench_prints_and_writes_the_same_csv(tmp_path):
     done = run("bench", "--shapes", "bert", "--dtypes", "float32", "--threads", "1", "--quick", "--seconds", "0.01",
                "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "cpu.csv").read_text() == done.stdout
+    table, last = done.stdout.rsplit("targets met: ", 1)
+    table = "".join(line for line in table.splitlines(keepends=True) if not line.startswith("missed: "))
+    assert (tmp_path / "cpu.csv").read_text() == table
+    assert re.fullmatch(r"\d+ / 4\n", last)     # bert against the compiled graph
     assert json.loads((tmp_path / "cpu.json").read_text())["ms_flash"] == __version__
-    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    rows = list(csv.DictReader(io.StringIO(table)))
     assert [(r["direction"], r["causal"], r["peer"]) for r in rows] == [
         (direction, causal, peer) for causal in "01" for direction in ("fwd", "fwd+bwd")
         for peer in ("mindspore-jit", "mindspore-pynative")]
     for row in rows:
         assert row["note"] == "" and row["threads"] == "1"
-        assert float(row["ours_ms"]) > 0 and float(row["peer_ms"]) > 0
+        assert float(row["ours_ms"]) > 0 and float(row["peer_ms"]) > 0 and 0 < float(row["of_limit"]) < 150
         assert float(row["ratio_low"]) <= float(row["ratio"]) <= float(row["ratio_high"])
         measured = row["direction"] == "fwd+bwd" and row["causal"] == "0"
         assert bool(row["ours_mib"] and row["peer_mib"]) == measured
@@ -141,9 +146,18 @@ SMALL = {
 @pytest.mark.parametrize("case, direction, causal", [
     (name, *variant) for name, case in SMALL.items() for variant in Plan.variants(case)])
 def test_all_that_is_compared_computes_the_same(case, direction, causal):
-    results = {name: make(SMALL[case], "float32", direction, causal)() for name, make in peers.IMPLEMENTATIONS.items()}
+    results = {}
+    for name, make in peers.IMPLEMENTATIONS.items():
+        if name == "torch" and importlib.util.find_spec("torch") is None:
+            continue    # an optional extra
+        try:
+            results[name] = make(SMALL[case], "float32", direction, causal)()
+        except NotImplementedError:
+            assert name.startswith("ort-")
     expected = results.pop("mindspore-pynative")
     for name, got in results.items():
+        if name == "ort-mha":   # (B, S, N * D)
+            got = got.reshape(*got.shape[:2], SMALL[case].heads, -1).swapaxes(1, 2)
         for x, y in zip(*(([r] if direction == "fwd" else r) for r in (got, expected))):
             np.testing.assert_allclose(x, y, atol=2e-5, err_msg=name)
 

@@ -13,14 +13,15 @@ import time
 from pathlib import Path
 
 from .. import doctor
-from .cases import CASES, NETS, SUITES, Case
+from .cases import CASES, NETS, SUITES, TARGETS, Case
 from .fusion import FusionPlan
 from .onnx import ONNX_CASES, OnnxPlan
 
 COLUMNS = ("shape", "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "dtype", "direction", "causal",
-           "threads", "peer", "ours_ms", "peer_ms", "ratio", "ratio_low", "ratio_high", "ours_mib", "peer_mib",
-           "memory_ratio", "note")
+           "threads", "peer", "ours_ms", "peer_ms", "ratio", "ratio_low", "ratio_high", "of_limit", "ours_mib",
+           "peer_mib", "memory_ratio", "note")
 DTYPES = ("float32", "float16", "bfloat16")
+_PEERS = tuple(dict.fromkeys(peer for suite in SUITES.values() for peer in suite.peers))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", type=_names([*CASES, *NETS]),
                         help=f"comma-separated, of {', '.join(CASES)}; of the suite fusion: {', '.join(NETS)}")
     parser.add_argument("--dtypes", type=_names(DTYPES), help=f"comma-separated, of {', '.join(DTYPES)}")
+    parser.add_argument("--peers", type=_names(_PEERS), help=f"comma-separated, of {', '.join(_PEERS)}")
     parser.add_argument("--threads", type=_counts, metavar="N,...",
                         help="numbers of cores to leave to everybody (default: all; without --quick also 1)")
     parser.add_argument("--seconds", type=float, help="to spend on the rounds of a row (default: 3, with --quick 1)")
@@ -51,17 +53,20 @@ def run(args: argparse.Namespace) -> int:
     plan = {"fusion": FusionPlan, "onnx": OnnxPlan}.get(args.suite, Plan)(args, threads, Progress)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / f"{args.suite}.json").write_text(json.dumps(doctor.environment(), indent=2) + "\n")
-    failed = False
+    failed, measured = False, []
     with open(args.out / f"{args.suite}.csv", "w", newline="") as file:
         writers = [csv.DictWriter(stream, plan.columns, lineterminator="\n") for stream in (sys.stdout, file)]
         for writer in writers:
             writer.writeheader()
         for row in plan.rows():
             failed |= plan.failed(row)
+            measured.append(row)
             for writer in writers:
                 writer.writerow(row)
             sys.stdout.flush()
     plan.progress.close()
+    for line in judge(measured) if args.suite == "cpu" else ():
+        print(line)
     return int(failed)
 
 
@@ -75,6 +80,8 @@ def _wrong(args):
         return "'dtypes' must not be given for the suite fusion, which is float32."
     if args.suite == "onnx" and "bfloat16" in (args.dtypes or ()):
         return "'dtypes' of the suite onnx must be of float32, float16, but got 'bfloat16'."
+    if args.suite != "cpu" and args.peers:
+        return f"'peers' must not be given for the suite {args.suite}."
     return None
 
 
@@ -85,7 +92,7 @@ class Plan:
 
     def __init__(self, args: argparse.Namespace, threads: list, progress):
         suite = SUITES[args.suite]
-        self.peers, self.threads = suite.peers, threads
+        self.peers, self.threads = args.peers or (suite.quick_peers if args.quick else suite.peers), threads
         self.seconds, self.rounds = (args.seconds or 1.0, 3) if args.quick else (args.seconds or 3.0, 5)
         self.memory = not args.no_memory
         shapes = args.shapes or (suite.quick_cases if args.quick else suite.cases)
@@ -131,8 +138,9 @@ class Plan:
                 for (direction, causal), times in zip(variants, results):
                     head = {**{column: getattr(case, column) for column in COLUMNS[1:7]}, "shape": case.name,
                             "dtype": dtype, "direction": direction, "causal": int(causal), "threads": threads}
+                    limit = of_limit(case, dtype, direction, causal, times.pop("limits", None))
                     for peer in self.peers:
-                        yield {**head, **compare(peer, times, memory[direction, causal])}
+                        yield {**head, **compare(peer, times, memory[direction, causal], limit)}
 
     def measure(self, what, case, dtype, variants, implementations, threads):
         """Runs a worker and yields its result for each variant; where it died, the reason stands for all of them."""
@@ -153,7 +161,19 @@ class Plan:
             yield dict.fromkeys(implementations, f"the process ended with {worker.returncode}: {reason[0][:100]}")
 
 
-def compare(peer: str, times: dict, memory: dict) -> dict:
+def of_limit(case: Case, dtype: str, direction: str, causal: bool, limits):
+    """Function: seconds -> percent of what the machine can do at most: multiplications with addition, or for a single
+    query, which waits for memory, reading of keys and values."""
+    if limits is None:
+        return lambda seconds: None
+    if case.q_len == 1:
+        least = case.read_bytes(4 if dtype == "float32" else 2) / limits["bytes"]
+    else:
+        least = case.flops(direction, causal) / limits["flops"]
+    return lambda seconds: round(100 * least / seconds, 1)
+
+
+def compare(peer: str, times: dict, memory: dict, limit) -> dict:
     """The measured columns of a row: `peer` against the implementation of ours that is called in the same way.
 
     Ratios are of the rounds, each against the run of ours beside it: their median and quartiles. More than 1 = ours is
@@ -168,6 +188,8 @@ def compare(peer: str, times: dict, memory: dict) -> dict:
             notes.append(f"{name}: {times[name]}")
         else:
             columns[column] = round(1e3 * statistics.median(times[name]), 3)
+    if columns["ours_ms"]:
+        columns["of_limit"] = limit(columns["ours_ms"] / 1e3)
     if columns["ours_ms"] and columns["peer_ms"]:
         ratios = [b / a for a, b in zip(times[ours], times[peer])]
         quartiles = statistics.quantiles(ratios, n=4, method="inclusive")
@@ -180,6 +202,24 @@ def compare(peer: str, times: dict, memory: dict) -> dict:
     if columns["ours_mib"] and columns["peer_mib"]:
         columns["memory_ratio"] = round(columns["peer_mib"] / columns["ours_mib"], 1)
     return {**columns, "peer": peer, "note": "; ".join(notes)}
+
+
+def judge(rows: list):
+    """Lines about the targets that `rows` bear on: those missed, and last how many were met."""
+    met = total = 0
+    for target in TARGETS:
+        for row in rows:
+            value = row[target.column]
+            if not target.holds_for(row) or value is None:
+                continue
+            total += 1
+            if value >= target.least:
+                met += 1
+            else:
+                what = " ".join(str(row[column]) for column in ("shape", "dtype", "direction"))
+                yield (f"missed: {target.text}: {what}{' causal' * row['causal']}, {row['threads']} threads, "
+                       f"{row['peer']}: {target.column} {value}, at least {target.least}")
+    yield f"targets met: {met} / {total}"
 
 
 class Progress:

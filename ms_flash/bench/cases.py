@@ -20,6 +20,17 @@ class Case:
     causal: tuple[bool, ...] = (False, True)
     lengths: tuple[int, ...] = ()
 
+    def flops(self, direction: str, causal: bool) -> float:
+        """Multiplications and additions of the products: 4 D per head and pair of query and key that see each other in
+        the forward, 10 D more in the backward, which computes the scores again."""
+        pairs = sum(q * k if not causal else q * (q + 1) / 2 + q * (k - q)
+                    for q, k in ([(n, n) for n in self.lengths] or [(self.q_len, self.kv_len)]))
+        return (4 if direction == "fwd" else 14) * self.batch * self.heads * self.head_dim * pairs
+
+    def read_bytes(self, itemsize: int) -> float:
+        """Of keys and values: what bounds a few queries."""
+        return 2 * self.batch * self.kv_heads * self.kv_len * self.head_dim * itemsize
+
 
 _PACKED = (37, 1500, 150, 1023, 300, 77, 512)
 _INFERENCE = {"directions": ("fwd",), "causal": (False,)}  # one query sees the whole cache: causal changes nothing
@@ -42,20 +53,67 @@ CASES = {case.name: case for case in (
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """Cases, dtypes and peers of one ``--suite``; `quick` names what ``--quick`` keeps of the cases and dtypes."""
+    """Cases, dtypes and peers of one ``--suite``; `quick` names what ``--quick`` keeps of them."""
 
     cases: tuple[str, ...]
     dtypes: tuple[str, ...]
     peers: tuple[str, ...]
+    quick_peers: tuple[str, ...]
     quick_cases: tuple[str, ...]
     quick_dtypes: tuple[str, ...] = ("float32",)
 
 
 SUITES = {
     "cpu": Suite(cases=tuple(CASES), dtypes=("float32", "float16", "bfloat16"),
-                 peers=("mindspore-jit", "mindspore-pynative"),
+                 peers=("mindspore-jit", "mindspore-pynative", "torch", "ort-mha", "ort-attention"),
+                 quick_peers=("mindspore-jit", "mindspore-pynative"),
                  quick_cases=("s512", "s1024", "bert", "decode-gqa", "varlen")),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What the rows of the suite cpu that agree with `where` have to reach in `column`."""
+
+    text: str
+    column: str
+    least: float
+    where: dict
+
+    def holds_for(self, row: dict) -> bool:
+        """Whether it says something of this row."""
+        return all(row[column] in allowed for column, allowed in self.where.items())
+
+
+_D64, _D128, _HALF = ("s512", "s1024", "s2048", "s4096"), ("h32d128", "gqa"), ("float16", "bfloat16")
+
+
+def _targets(text, shapes, dtypes, direction, causal, torch=None, jit=None, limit=None):
+    """Against PyTorch, against MindSpore's compiled graph, and in percent of the limit with one thread."""
+    where = {"shape": shapes, "dtype": dtypes, "direction": (direction,), "causal": causal}
+    rows = [("ratio", torch, {"peer": ("torch",)}), ("ratio", jit, {"peer": ("mindspore-jit",)}),
+            ("of_limit", limit, {"peer": ("mindspore-jit",), "threads": (1,)})]
+    return [Target(text, column, least, {**where, **more}) for column, least, more in rows if least]
+
+
+TARGETS = (
+    *_targets("forward", _D64, ("float32",), "fwd", (0,), torch=1.25, jit=2, limit=78),
+    *_targets("forward causal", _D64[1:], ("float32",), "fwd", (1,), torch=1.7, jit=4, limit=68),
+    *_targets("forward causal", _D64[:1], ("float32",), "fwd", (1,), torch=2, jit=4, limit=68),
+    *_targets("forward + backward", _D64, ("float32",), "fwd+bwd", (0,), torch=1.35, jit=2.5, limit=76),
+    *_targets("forward + backward causal", _D64, ("float32",), "fwd+bwd", (1,), torch=1.8, jit=4.5, limit=66),
+    *_targets("head_dim 128", _D128, ("float32",), "fwd", (0,), torch=1.1, jit=1.8, limit=74),
+    *_targets("head_dim 128", _D128, ("float32",), "fwd+bwd", (0,), torch=1.1, jit=1.8, limit=74),
+    *_targets("head_dim 128 causal", _D128, ("float32",), "fwd", (1,), torch=1.5, jit=1.8, limit=66),
+    *_targets("head_dim 128 causal", _D128, ("float32",), "fwd+bwd", (1,), torch=1.5, jit=1.8, limit=66),
+    *_targets("16-bit forward", _D64, ("bfloat16",), "fwd", (0, 1), torch=1.4),
+    *_targets("16-bit forward", _D64, ("float16",), "fwd", (0, 1), torch=2.2),
+    *_targets("16-bit forward + backward", _D64, _HALF, "fwd+bwd", (0, 1), torch=5),
+    *_targets("decoding", ("decode", "decode-gqa"), ("float32",), "fwd", (0,), torch=1.4, jit=1.3, limit=70),
+    *_targets("decoding, 16-bit", ("decode", "decode-gqa"), _HALF, "fwd", (0,), torch=3.5, limit=70),
+    *_targets("odd sizes", ("odd", "varlen", "bert"), ("float32",), "fwd", (0, 1), torch=1.3, jit=1.8),
+    *_targets("odd sizes", ("odd", "varlen", "bert"), ("float32",), "fwd+bwd", (0, 1), torch=1.3, jit=1.8),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,9 @@ with: the one that is called in the same way.
 
 from __future__ import annotations
 
+import itertools
+import os
+
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
@@ -89,12 +92,16 @@ def _shapes(case):
             *[(case.batch, case.kv_heads, case.kv_len, case.head_dim)] * 2]
 
 
+def _arrays(case):
+    """Query, key, value and the gradient of the output, float32."""
+    rng, shapes = np.random.default_rng(0), _shapes(case)
+    return [rng.standard_normal(shape, np.float32) for shape in [*shapes, shapes[0]]]
+
+
 def _mindspore(cell, compiled):
     def implementation(case: Case, dtype: str, direction: str, causal: bool):
-        rng, dtype = np.random.default_rng(0), getattr(ms, dtype)
-        shapes = _shapes(case)
-        query, key, value, dout = (Tensor(rng.standard_normal(shape, np.float32)).astype(dtype)
-                                   for shape in [*shapes, shapes[0]])
+        dtype = getattr(ms, dtype)
+        query, key, value, dout = (Tensor(x).astype(dtype) for x in _arrays(case))
         net = cell(case, causal, dtype)
         if direction == "fwd":
             step = ms.jit(net) if compiled else net
@@ -105,10 +112,93 @@ def _mindspore(cell, compiled):
     return implementation
 
 
+def _torch(case: Case, dtype: str, direction: str, causal: bool):
+    """PyTorch's scaled_dot_product_attention, which picks its flash kernel for the CPU."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as attention
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    inputs = [torch.from_numpy(x).to(getattr(torch, dtype)) for x in _arrays(case)]
+    dout = inputs.pop()
+    bounds = list(itertools.accumulate(case.lengths, initial=0))
+
+    def forward(query, key, value):
+        options = {"is_causal": causal, "enable_gqa": case.heads != case.kv_heads}
+        if not case.lengths:
+            return attention(query, key, value, **options)
+        parts = ([x[start:stop].transpose(0, 1)[None] for x in (query, key, value)]
+                 for start, stop in zip(bounds, bounds[1:]))
+        return torch.cat([attention(*part, **options)[0].transpose(0, 1) for part in parts])
+
+    if direction == "fwd":
+        def step():
+            with torch.no_grad():
+                return forward(*inputs)
+        return step
+    for x in inputs:
+        x.requires_grad_()
+    return lambda: torch.autograd.grad(forward(*inputs), inputs, dout)
+
+
+def _onnxruntime(graph):
+    """A model of one node, made by `graph(case, causal)`: (node, names and shapes of the inputs)."""
+
+    def implementation(case: Case, dtype: str, direction: str, causal: bool):
+        import onnx
+        import onnxruntime
+
+        if direction != "fwd":
+            raise NotImplementedError("ONNX Runtime does not train here")
+        if case.lengths:
+            raise NotImplementedError("no variable lengths")
+        if dtype == "bfloat16":
+            raise NotImplementedError("no bfloat16 in numpy, which its inputs are")
+        node, shapes = graph(case, causal)
+        kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        value = lambda name, shape: onnx.helper.make_tensor_value_info(name, kind, shape)
+        inputs = [value(*item) for item in shapes.items()]
+        model = onnx.helper.make_model(
+            onnx.helper.make_graph([node], "attention", inputs, [value("out", None)]), ir_version=10,
+            opset_imports=[onnx.helper.make_opsetid(*opset) for opset in (("", 23), ("com.microsoft", 1))])
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = len(os.sched_getaffinity(0))
+        options.log_severity_level = 4
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+        feed = {name: (x if x.shape == shape else x.swapaxes(1, 2).reshape(shape)).astype(dtype)
+                for x, (name, shape) in zip(_arrays(case), shapes.items())}
+        return lambda: session.run(None, feed)[0]
+
+    return implementation
+
+
+def _multi_head(case, causal):
+    """The contributed operator that its optimizer makes of transformers: (B, S, N * D), as many heads in key."""
+    import onnx
+
+    if case.heads != case.kv_heads:
+        raise NotImplementedError("no grouped heads")
+    rows = {"query": case.q_len, "key": case.kv_len, "value": case.kv_len}
+    shapes = {name: (case.batch, length, case.heads * case.head_dim) for name, length in rows.items()}
+    return onnx.helper.make_node("MultiHeadAttention", list(shapes), ["out"], domain="com.microsoft",
+                                 num_heads=case.heads, unidirectional=int(causal)), shapes
+
+
+def _standard(case, causal):
+    """Attention of ai.onnx."""
+    import onnx
+
+    shapes = dict(zip(("query", "key", "value"), _shapes(case)))
+    return onnx.helper.make_node("Attention", list(shapes), ["out"], is_causal=int(causal)), shapes
+
+
 IMPLEMENTATIONS = {
     "ms_flash-jit": _mindspore(_Ours, compiled=True),
     "ms_flash-pynative": _mindspore(_Ours, compiled=False),
     "mindspore-jit": _mindspore(_Naive, compiled=True),
     "mindspore-pynative": _mindspore(_Naive, compiled=False),
+    "torch": _torch,
+    "ort-mha": _onnxruntime(_multi_head),
+    "ort-attention": _onnxruntime(_standard),
 }
-PEERS = {"mindspore-jit": "ms_flash-jit", "mindspore-pynative": "ms_flash-pynative"}
+PEERS = {"mindspore-jit": "ms_flash-jit", "mindspore-pynative": "ms_flash-pynative", "torch": "ms_flash-jit",
+         "ort-mha": "ms_flash-jit", "ort-attention": "ms_flash-jit"}

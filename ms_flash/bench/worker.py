@@ -2,7 +2,8 @@
 
 A request is {what: "time" or "memory", case, dtype, variants: [[direction, causal], ...], implementations, threads,
 seconds, rounds}. For each variant, a line "RESULT {...}" of the output holds its result by implementation: for "time"
-the seconds of each round, for "memory" MiB; an implementation that cannot run this has its error text there.
+the seconds of each round, for "memory" MiB; an implementation that cannot run this has its error text there. With the
+times comes "limits": what the machine reached at most just then, FLOP/s and B/s.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import dataclasses
 import json
 import os
 import re
+import statistics
 import sys
 import time
 from pathlib import Path
 
+from .. import library
 from .cases import CASES
 
 MOST_ROUNDS = 50
@@ -68,7 +71,11 @@ def measure_time(request: dict, direction: str, causal: bool) -> dict:
         except Exception as error:  # what a peer raises for what it does not support is not ours to list
             results[name] = _short(error)
             steps.pop(name, None)
-    return {**results, **interleaved(steps, request["seconds"], request["rounds"])}
+    times = interleaved(steps, request["seconds"], request["rounds"])
+    native = library.load()
+    limits = {"flops": native.msflash_cpu_fma_peak, "bytes": native.msflash_cpu_read_bandwidth}
+    measured = {name: statistics.median(limit() for _ in range(3)) for name, limit in limits.items()}
+    return {**results, **times, "limits": measured}
 
 
 def measure_memory(request: dict, direction: str, causal: bool) -> dict:

@@ -160,3 +160,6 @@ int msflash_cpu_force_isa(const char* isa) {
     selection() = k;
   });
 }
+
+double msflash_cpu_fma_peak() { return selected_kernels()->fma_peak(); }
+double msflash_cpu_read_bandwidth() { return selected_kernels()->read_bandwidth(); }

@@ -33,3 +33,7 @@ MSF_EXPORT int msflash_cpu_get_num_threads();
 MSF_EXPORT const char* msflash_cpu_isa();
 MSF_EXPORT const char* msflash_cpu_isa_list();  // that this machine can run, the best first, separated by commas
 MSF_EXPORT int msflash_cpu_force_isa(const char* isa);
+
+// The machine's limits on the threads in use, measured now: multiplications with addition (FLOP/s), reading (B/s).
+MSF_EXPORT double msflash_cpu_fma_peak();
+MSF_EXPORT double msflash_cpu_read_bandwidth();

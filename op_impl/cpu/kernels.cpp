@@ -5,6 +5,7 @@
 #include "cpu/bias_grad.h"
 #include "cpu/forward.h"
 #include "cpu/gemm.h"
+#include "cpu/limits.h"
 
 #define MSF_JOIN_(a, b) a##b
 #define MSF_JOIN(a, b) MSF_JOIN_(a, b)
@@ -26,7 +27,8 @@ void run(const Request& p) {
 namespace msf {
 
 extern const Kernels MSF_JOIN(kernels_, MSF_ISA);
-const Kernels MSF_JOIN(kernels_, MSF_ISA){MSF_STRING(MSF_ISA),    MSF_VECTOR_BYTES,       run<Forward, Problem>,
-                                          run<Backward, Problem>, run<BiasGrad, Problem>, run<Multiply, Gemm>};
+const Kernels MSF_JOIN(kernels_, MSF_ISA){
+    MSF_STRING(MSF_ISA), MSF_VECTOR_BYTES, run<Forward, Problem>, run<Backward, Problem>, run<BiasGrad, Problem>,
+    run<Multiply, Gemm>, fma_peak,         read_bandwidth};
 
 }  // namespace msf

@@ -12,6 +12,8 @@ struct Kernels {
   void (*backward)(const Problem&);
   void (*bias_grad)(const Problem&);
   void (*multiply)(const Gemm&);
+  double (*fma_peak)();        // FLOP/s
+  double (*read_bandwidth)();  // B/s
 };
 
 // The table in use: the best one, or the one MS_FLASH_ISA names.
