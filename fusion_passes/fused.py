@@ -285,10 +285,11 @@ class Fused:
     def _behind_cast(self, cast, view):
         """`view` of a cast as views of what is cast."""
         inner = self.views.of(cast.inputs[0])
+        view = view.regrouped(self.geometry.dims("out"))
         pairs = paired(self._atoms(cast), [atom for dim in inner.dims for atom in dim])
-        if pairs is None:
+        if pairs is None or view is None:
             return
-        moved = translate(view.regrouped(self.geometry.dims("out")), pairs)
+        moved = translate(view, pairs)
         if moved is not None:
             yield inner.base, replace(view, base=inner.base, offset=inner.offset, dims=moved)
 
@@ -381,7 +382,6 @@ class Fused:
 
     def _put(self, node, flipped, name, tensor):
         """Replaces `node`, a product with the result `name`, or rather what it is reshaped and transposed to."""
-        matrix = node.shape[-2:]
         view = identity(node)
         canonical = view.swapped() if flipped else view
         matrix = canonical.shape[-2:]
@@ -556,6 +556,8 @@ class Fused:
             axes = tuple(axis for axis, (a, b) in enumerate(zip(dbias.shape, have)) if a != b)
             if axes:
                 grad = self.emit.op("ReduceSum", [grad, axes, True, False], have, grad.dtype)
+            if math.prod(grad.shape) != leaf.node.size:     # repeated along a part of an axis, for windows
+                raise Refusal("mask_shape", shape=step.other.shape, scores=step.node.shape)
             if leaf.factor != 1:
                 grad = self.emit.op("Mul", [grad, self._number(leaf.factor, grad.dtype)], grad.shape, grad.dtype)
             grad = self.emit.cast(self.emit.reshape(grad, leaf.node.shape), leaf.node.dtype)
