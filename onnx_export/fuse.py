@@ -12,7 +12,7 @@ heads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -152,17 +152,17 @@ class _Matcher:
 
     def _step_add(self, node, found):
         for x, y in (node.inputs, node.inputs[::-1]):
+            trial = replace(found, added=[*found.added], hidden=[*found.hidden], inner=[*found.inner])
             try:
-                mark = len(found.inner), len(found.added), len(found.hidden)
-                deeper = self._scores(x, found)
+                self._scores(x, trial)
             except _Left as left:
-                del found.inner[mark[0]:], found.added[mark[1]:], found.hidden[mark[2]:]
                 reason = left
                 continue
-            if len(found.hidden) > mark[2]:
+            if len(trial.hidden) > len(found.hidden):
                 raise _Left("something is added to masked-out scores")
-            found.added.append(self._type(y))
-            return deeper
+            trial.added.append(self._type(y))
+            vars(found).update(vars(trial))
+            return found
         raise reason
 
     def _step_where(self, node, found):

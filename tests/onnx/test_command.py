@@ -1,0 +1,85 @@
+"""``python -m ms_flash export`` and the sample, as users call them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from ms_flash.onnx_export.runtime import Runtime
+
+ROOT = Path(__file__).resolve().parents[2]
+NET = """
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+import ms_flash
+
+
+class Net(nn.Cell):
+    def construct(self, x):
+        return ms_flash.flash_attention(x, x, x, causal=True)
+
+
+def build():
+    x = ms.Tensor(np.random.default_rng(0).standard_normal((1, 2, 5, 8)), ms.float32)
+    return Net(), (x,), {"dynamic_axes": {"x": {2: "length"}}}
+
+
+def nothing():
+    return None
+"""
+
+
+def run(*arguments):
+    """The finished process of ``python -m ms_flash export ...``."""
+    return subprocess.run([sys.executable, "-m", "ms_flash", "export", *map(str, arguments)], capture_output=True,
+                          text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+@pytest.fixture
+def net(tmp_path):
+    file = tmp_path / "some_net.py"
+    file.write_text(NET)
+    return file
+
+
+def test_export(net, tmp_path):
+    done = run(f"{net}:build", tmp_path / "build" / "net.onnx", "--profile", "inlined", "--opset", 20, "--verify")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("certificate for net.onnx: ") and "profile inlined, opset 20" in done.stdout
+    x = np.random.default_rng(1).standard_normal((1, 2, 9, 8)).astype(np.float32)
+    (out,) = Runtime(tmp_path / "build" / "net.onnx").run({"x": x})
+    assert out.shape == x.shape and np.isfinite(out).all()
+
+
+def test_without_verification(net, tmp_path):
+    done = run(f"{net}:build", tmp_path / "net", "--no-verify")
+    assert done.returncode == 0 and "not compared with the net" in done.stdout
+    onnx.checker.check_model(str(tmp_path / "net.onnx"))
+
+
+@pytest.mark.parametrize(("target", "text"), [
+    ("some_net.py", "the net must be given as MODULE:FACTORY or as a .mindir file, but got"),
+    ("some_net.py:missing", "there is no 'missing' in"),
+    ("some_net.py:nothing", "'nothing' must return (net, inputs) or (net, inputs, options), but got NoneType"),
+    ("absent.py:build", "does not exist"),
+    ("absent.mindir", "cannot be read: No such file or directory"),
+])
+def test_wrong_target(net, target, text, tmp_path):
+    done = run(tmp_path / target, tmp_path / "net.onnx")
+    assert done.returncode == 1 and text in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "net.onnx").exists()
+
+
+def test_sample(tmp_path):
+    """The trained GPT writes the same text in ONNX Runtime as in MindSpore."""
+    done = subprocess.run([sys.executable, ROOT / "samples" / "export_gpt.py", "--steps", "3", "--count", "9",
+                           "--context", "64", "--layers", "1", "--dim", "64", "--out", tmp_path / "gpt.onnx"],
+                          capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "The texts are equal." in done.stdout and "ONNX reference evaluator" in done.stdout
