@@ -15,7 +15,7 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 CMAKE_BUILD = ROOT / "build" / "cpu"
-LIBRARIES = ["libms_flash_cpu", "libms_flash_ort"]
+LIBRARIES = ["libms_flash_cpu", "libms_flash_ort", "libms_flash_ascend_twin"]
 CUDA = os.environ.get("MS_FLASH_CUDA", "0") not in ("", "0")    # nvcc's part is built where it is asked for
 if CUDA:
     LIBRARIES.append("libms_flash_cuda")

@@ -102,4 +102,21 @@ struct BackwardTiling {
   } ws;
 };
 
+// y (rows x out) = x (rows x in) W^T + b; offsets and pitch in elements.
+struct ProjectionTiling {
+  int64_t rows, in, out, x_offset, w_offset, w_pitch, b_offset;
+  int32_t transposed;  // W is stored (in, out)
+};
+
+// Projections of query, key and value, attention, and the projection of the output, in one launch. What lies between
+// them stays in the workspace.
+struct BlockTiling {
+  ProjectionTiling q, k, v, o;
+  int32_t has_output;  // without the last projection the attention's output is the result
+  struct {
+    int64_t q, k, v, out, end;
+  } ws;
+  ForwardTiling f;  // last: its tables follow
+};
+
 }  // namespace msf

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import ClassVar
 
 import native
 import numpy as np
@@ -75,8 +76,8 @@ def library():
 class Settings:
     """Settings of the twin and the tiling for the length of a `with` block."""
 
-    DEFAULTS = {"soc": "910B3", "cores": 0, "effects": 1, "strict": 1, "reverse": 0, "block_m": 0, "stack_n": 0,
-                "depth": 0, "atomic": 0}
+    DEFAULTS: ClassVar = {"soc": "910B3", "cores": 0, "effects": 1, "strict": 1, "reverse": 0, "block_m": 0,
+                          "stack_n": 0, "depth": 0, "atomic": 0}
 
     def __init__(self, **settings):
         self.settings = settings
@@ -109,6 +110,25 @@ def raw_call(op, spec, arrays, lib=None):
     lib = lib or library()
     if lib.msflash_ascend_call(*_arguments(op, spec, arrays)):
         raise RuntimeError(lib.msflash_ascend_last_error().decode())
+
+
+BLOCK = ("x", "context", "context_v", "w_q", "w_k", "w_v", "b_q", "b_k", "b_v", "w_o", "b_o", "attn_mask", "bias",
+         "alibi_slopes", "sinks", "drop_mask")
+
+
+def block(inputs, heads, kv_heads, **options):
+    """Attention with its projections: arrays by name. Returns dict(y, lse, row_max, row_sum)."""
+    x, w_o = inputs["x"], inputs.get("w_o")
+    width = inputs["w_v"].shape[0] // kv_heads * heads if w_o is None else w_o.shape[0]
+    rows = (x.shape[0], heads, x.shape[1])
+    outputs = [native.Guarded((*x.shape[:2], width), x.dtype)] + [native.Guarded(rows, np.float32) for _ in range(3)]
+    slots = {"query": x, "key": x, "value": x, **{name: inputs.get(name) for name in BLOCK[11:]}}
+    spec = native.spec_text(slots, layout="BSH", heads=heads, kv_heads=kv_heads, **options)
+    arrays = [None if inputs.get(name) is None else np.ascontiguousarray(inputs[name]) for name in BLOCK]
+    if library().msflash_ascend_block(*_arguments("", spec, arrays + [output.array for output in outputs])[1:]):
+        raise RuntimeError(library().msflash_ascend_last_error().decode())
+    assert all(output.intact() for output in outputs), "the block wrote outside its outputs"
+    return dict(zip(("y", "lse", "row_max", "row_sum"), (output.array for output in outputs)))
 
 
 def report():

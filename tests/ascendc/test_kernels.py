@@ -59,7 +59,7 @@ class Case:
     def _poison_unseen(self):
         """NaN in what nobody sees, and Inf in one key and one value that some queries see and others do not."""
         reference, call = flash_rule.reference, self._prepared()
-        prepared = reference._prepare(**{name: x for name, x in call.items()})
+        prepared = reference._prepare(**call)
         for b in range(prepared["q"].shape[0]):
             for h in range(prepared["k"].shape[1]):
                 heads = range(h * prepared["group"], (h + 1) * prepared["group"])
@@ -73,10 +73,10 @@ class Case:
                     self.call["k" if b else "v"][b, h, some[len(some) // 2], 0] = np.nan
 
     def _prepared(self):
-        defaults = dict(attn_mask=None, bias=None, alibi_slopes=None, sinks=None, drop_mask=None, cu_q=None, cu_k=None,
-                        scale=None, left=-1, right=-1, align="bottom_right", softcap=0.0, dropout_p=0.0, seed=0,
-                        offset=0, mask_fill=None, rounding=None)
-        return {**defaults, **self.call}
+        absent = dict.fromkeys(("attn_mask", "bias", "alibi_slopes", "sinks", "drop_mask", "cu_q", "cu_k", "scale",
+                                "mask_fill", "rounding"))
+        return {**absent, "left": -1, "right": -1, "align": "bottom_right", "softcap": 0.0, "dropout_p": 0.0, "seed": 0,
+                "offset": 0, **self.call}
 
     def inputs(self):
         call, layout = self.call, self.layout
@@ -158,8 +158,8 @@ FEATURES = {
     "one kv head": {"heads": 4, "kv_heads": 1, "right": 0, "sq": 90},
     "packed heads": {"heads": 8, "kv_heads": 2, "sq": 1, "sk": 200},
     "packed heads, causal": {"heads": 8, "kv_heads": 2, "sq": 3, "sk": 200, "right": 0},
-    "packed heads, all pieces": {"heads": 4, "kv_heads": 2, "sq": 5, "sk": 150, "bias": "hqk", "mask": "qk", "alibi": "h",
-                                 "sinks": "float32"},
+    "packed heads, all pieces": {"heads": 4, "kv_heads": 2, "sq": 5, "sk": 150, "bias": "hqk", "mask": "qk",
+                                 "alibi": "h", "sinks": "float32"},
     "sinks": {"sinks": "query"},
     "sinks and masked rows": {"sinks": "float32", "mask": "qk", "mask_share": 0.95},
     "negative scale": {"scale": -0.3},
@@ -179,10 +179,11 @@ FEATURES = {
     "two stacks": {"sq": 40, "sk": 600, "heads": 1}, "four stacks": {"sq": 20, "sk": 700, "heads": 1, "block_n": 128},
     "three row blocks": {"sq": 300, "sk": 90, "heads": 1},
     "small blocks": {"sq": 100, "sk": 300, "block_m": 32, "block_n": 64, "right": 0},
-    "BSND": {"layout": "BSND", "batch": 2}, "BSH": {"layout": "BSH", "batch": 2}, "SBH": {"layout": "SBH", "batch": 2},
+    "BSND": {"layout": "BSND", "batch": 2}, "BSH": {"layout": "BSH", "batch": 2},
+    "SBH": {"layout": "SBH", "batch": 2},
     "packed QKV": {"packed": True, "layout": "BSH", "batch": 2},
-    "everything": {"heads": 4, "kv_heads": 2, "sq": 70, "sk": 110, "right": 0, "left": 60, "mask": "bhqk", "bias": "hqk",
-                   "alibi": "h", "softcap": 3.0, "sinks": "float32", "dropout": 0.2},
+    "everything": {"heads": 4, "kv_heads": 2, "sq": 70, "sk": 110, "right": 0, "left": 60, "mask": "bhqk",
+                   "bias": "hqk", "alibi": "h", "softcap": 3.0, "sinks": "float32", "dropout": 0.2},
 }
 
 

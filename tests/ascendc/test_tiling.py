@@ -57,7 +57,7 @@ class Problem:
 def check_covers(problem, plan):
     """Every (row block, key block of 16) that some row needs is computed exactly once, and no other one."""
     unit = 16
-    for b, (sq, sk) in enumerate(problem.lengths):
+    for b, (sq, _) in enumerate(problem.lengths):
         begin, end = problem.bounds(b)
         blocks = {}
         for item in (item for item in plan["items"] if item[0] == b):

@@ -40,9 +40,30 @@ struct BackwardPlan {
   double imbalance() const;
 };
 
+// What surrounds the attention of a block: sizes of the activations, and where each weight lies.
+struct BlockShape {
+  struct Weight {
+    int64_t offset = 0, pitch = 0, bias_offset = 0;  // in elements
+    bool transposed = false;                         // stored (in, out)
+  };
+  int64_t embed = 0, k_embed = 0, v_embed = 0, out = 0;  // channels of x, of the contexts, of y; 0: no projection
+  Weight q, k, v, o;
+};
+
+struct BlockPlan {
+  BlockTiling tiling{};
+  ForwardPlan forward;
+
+  std::vector<uint8_t> bytes() const;
+  int64_t workspace() const { return tiling.ws.end; }
+};
+
 // Throw std::invalid_argument for what the kernels do not take.
 ForwardPlan plan_forward(const Problem& p, const Soc& soc, const TilingChoice& choice = {});
 BackwardPlan plan_backward(const Problem& p, const Soc& soc, const TilingChoice& choice = {});
+
+BlockPlan plan_block(const Problem& attention, const BlockShape& shape, const Soc& soc,
+                     const TilingChoice& choice = {});
 
 AttentionTiling attention_tiling(const Problem& p);
 

@@ -36,16 +36,55 @@ int guarded(F f) {
   return 1;
 }
 
-void call(const char* op, const char* spec, int nparam, void** params, int* ndims, int64_t** shapes,
-          const char** dtypes) {
+std::vector<Array> arrays_of(int nparam, void** params, int* ndims, int64_t** shapes, const char** dtypes) {
   std::vector<Array> arrays(nparam);
   for (int i = 0; i < nparam; ++i)
     arrays[i] = {params[i], std::vector<int64_t>(shapes[i], shapes[i] + ndims[i]), dtype_of(dtypes[i])};
-  run(op_of(op), Spec(spec), arrays);
+  return arrays;
 }
 
-void forward(const Problem& p) { planning ? last_plan = describe_forward(p), void() : run_forward(p); }
+thread_local const BlockArrays* block = nullptr;  // the block whose attention is being set up
+
+void forward(const Problem& p) {
+  if (planning)
+    last_plan = describe_forward(p);
+  else if (block)
+    run_block(p, *block);
+  else
+    run_forward(p);
+}
 void backward(const Problem& p) { planning ? last_plan = describe_backward(p), void() : run_backward(p); }
+
+// The attention of a block has no arrays of its own for query, key, value and output: shapes are enough to set it up.
+void call_block(const char* spec, const std::vector<Array>& in) {
+  constexpr int kBlockArrays = 11, kPieces = 5, kOutputs = 4;
+  if (in.size() != kBlockArrays + kPieces + kOutputs) throw std::invalid_argument("a block takes 20 arrays.");
+  const Array &x = in[0], &context = in[1].data ? in[1] : x, &context_v = in[2].data ? in[2] : context;
+  for (int i = 0; i < kBlockArrays; ++i)
+    if (in[i].data && in[i].dtype != x.dtype) throw std::invalid_argument("the arrays of a block must have one dtype.");
+  const Array &mask = in[11], &bias = in[12], &alibi = in[13], &sinks = in[14], &drop_mask = in[15], &y = in[16];
+  const Array none{nullptr, {}, DType::none};
+  auto activation = [&](const Array& like, const Array& weight) {
+    return Array{like.data, {like.shape.at(0), like.shape.at(1), weight.shape.at(0)}, x.dtype};
+  };
+  const Array q = activation(x, in[3]), k = activation(context, in[4]), v = activation(context_v, in[5]);
+  const Spec parsed(spec);
+  const int64_t dv = v.shape[2] / (parsed.kv_heads ? parsed.kv_heads : 1);
+  const Array out{y.data, {x.shape[0], x.shape[1], parsed.heads * dv}, x.dtype};
+  const BlockArrays arrays{x.data,           in[1].data,         in[2].data,    in[3].data, in[4].data,  in[5].data,
+                           in[6].data,       in[7].data,         in[8].data,    in[9].data, in[10].data, x.shape[2],
+                           context.shape[2], context_v.shape[2], y.shape.at(2), y.data};
+  block = &arrays;
+  try {
+    run(Op::forward, parsed,
+        {q, k, v, mask, bias, alibi, sinks, none, drop_mask, none, none, out, in[17], in[18], in[19]});
+  } catch (...) {
+    block = nullptr;
+    throw;
+  }
+  block = nullptr;
+}
+
 void bias_grad(const Problem&) {
   throw std::invalid_argument("For 'flash_attention' on Ascend, the gradient of 'bias' is not supported.");
 }
@@ -54,7 +93,7 @@ void bias_grad(const Problem&) {
 
 // cpu/call.cpp checks a call and turns it into a Problem, whoever runs it.
 const Kernels* selected_kernels() {
-  static const Kernels table{"ascend-twin", 0, forward, backward, bias_grad, nullptr};
+  static const Kernels table{"ascend-twin", 0, forward, backward, bias_grad, nullptr, nullptr, nullptr};
   return &table;
 }
 
@@ -64,13 +103,18 @@ using namespace msf;
 
 int msflash_ascend_call(const char* op, const char* spec, int nparam, void** params, int* ndims, int64_t** shapes,
                         const char** dtypes) {
-  return guarded([&] { call(op, spec, nparam, params, ndims, shapes, dtypes); });
+  return guarded([&] { run(op_of(op), Spec(spec), arrays_of(nparam, params, ndims, shapes, dtypes)); });
+}
+
+int msflash_ascend_block(const char* spec, int nparam, void** params, int* ndims, int64_t** shapes,
+                         const char** dtypes) {
+  return guarded([&] { call_block(spec, arrays_of(nparam, params, ndims, shapes, dtypes)); });
 }
 
 const char* msflash_ascend_plan(const char* op, const char* spec, int nparam, void** params, int* ndims,
                                 int64_t** shapes, const char** dtypes) {
   planning = true;
-  const int failed = guarded([&] { call(op, spec, nparam, params, ndims, shapes, dtypes); });
+  const int failed = guarded([&] { run(op_of(op), Spec(spec), arrays_of(nparam, params, ndims, shapes, dtypes)); });
   planning = false;
   return failed ? nullptr : last_plan.c_str();
 }

@@ -10,6 +10,12 @@
 MSF_EXPORT int msflash_ascend_call(const char* op, const char* spec, int nparam, void** params, int* ndims,
                                    int64_t** shapes, const char** dtypes);
 
+// Attention with its projections. `spec` is that of the attention (layout BSH, heads given); the arrays are x,
+// context, context_v, w_q, w_k, w_v, b_q, b_k, b_v, w_o, b_o, then attn_mask, bias, alibi_slopes, sinks, drop_mask,
+// then the outputs y, lse, row_max, row_sum.
+MSF_EXPORT int msflash_ascend_block(const char* spec, int nparam, void** params, int* ndims, int64_t** shapes,
+                                    const char** dtypes);
+
 MSF_EXPORT const char* msflash_ascend_last_error();
 
 // What the twin says of the last launch of this thread, as JSON: cycles, busy share of the pipes, GM traffic.

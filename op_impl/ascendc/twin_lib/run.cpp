@@ -20,6 +20,12 @@ extern "C" void ms_flash_bwd(uint8_t* query, uint8_t* key, uint8_t* value, uint8
                              uint8_t* row_sum, uint8_t* dout, uint8_t* dlse, uint8_t* dq, uint8_t* dk, uint8_t* dv,
                              uint8_t* dsinks, uint8_t* workspace, uint8_t* tiling);
 
+extern "C" void ms_flash_block(uint8_t* x, uint8_t* context, uint8_t* context_v, uint8_t* w_q, uint8_t* w_k,
+                               uint8_t* w_v, uint8_t* b_q, uint8_t* b_k, uint8_t* b_v, uint8_t* w_o, uint8_t* b_o,
+                               uint8_t* attn_mask, uint8_t* bias, uint8_t* alibi_slopes, uint8_t* sinks, uint8_t* seed,
+                               uint8_t* drop_mask, uint8_t* y, uint8_t* lse, uint8_t* row_max, uint8_t* row_sum,
+                               uint8_t* workspace, uint8_t* tiling);
+
 namespace msf {
 
 namespace {
@@ -63,7 +69,7 @@ int64_t extent(const Plane& x, const Problem& p) {
 // The arrays of a problem as buffers of a launch.
 class Buffers {
  public:
-  Buffers(const Problem& p, ms_twin::Launch* launch) : p_(p), launch_(*launch) {
+  Buffers(const Problem& p, ms_twin::Launch* launch, bool activations = true) : p_(p), launch_(*launch) {
     outer_ = p.varlen ? 1 : p.batch;
     if (p.varlen) {
       for (int64_t b = 0; b <= p.batch; ++b) {
@@ -74,7 +80,9 @@ class Buffers {
       cu_q = launch_.Input(cu_q_.data(), int64_t(cu_q_.size() * 8), "cu_seqlens_q");
       cu_k = launch_.Input(cu_k_.data(), int64_t(cu_k_.size() * 8), "cu_seqlens_k");
     }
-    if (p.packed) {
+    if (!activations) {
+      query = key = value = nullptr;
+    } else if (p.packed) {
       query = key = value =
           launch_.Input(p.q.data, extent(p.q, outer_, p.heads + 2 * p.kv_heads, p.q_rows, p.d), "query");
     } else {
@@ -197,6 +205,39 @@ void run_backward(const Problem& p) {
   finish(launch.Run([&] {
     ms_flash_bwd(in.query, in.key, in.value, in.mask, in.bias, in.alibi, in.sinks, nullptr, in.drop_mask, in.cu_q,
                  in.cu_k, out, row_max, row_sum, dout, dlse, dq, dk, dv, dsinks, workspace, tiling);
+  }));
+}
+
+void run_block(const Problem& p, const BlockArrays& a) {
+  BlockShape shape;
+  shape.embed = a.embed, shape.k_embed = a.k_embed, shape.v_embed = a.v_embed, shape.out = a.w_o ? a.out : 0;
+  shape.q.pitch = a.embed, shape.k.pitch = a.k_embed, shape.v.pitch = a.v_embed, shape.o.pitch = p.heads * p.dv;
+  const BlockPlan plan = plan_block(p, shape, settings.soc, chosen());
+  ms_twin::Launch launch(options(plan.tiling.f.cores));
+  Buffers pieces(p, &launch, false);
+  const int64_t q_rows = p.batch * p.max_q, k_rows = p.batch * p.max_k;
+  const int64_t q_out = p.heads * p.d, k_out = p.kv_heads * p.d, v_out = p.kv_heads * p.dv, merged = p.heads * p.dv;
+  uint8_t* x = launch.Input(a.x, q_rows * a.embed * 2, "x");
+  uint8_t* context = a.context ? launch.Input(a.context, k_rows * a.k_embed * 2, "context") : x;
+  uint8_t* context_v = a.context_v ? launch.Input(a.context_v, k_rows * a.v_embed * 2, "context_v") : context;
+  uint8_t* w_q = launch.Input(a.w_q, q_out * a.embed * 2, "w_q");
+  uint8_t* w_k = launch.Input(a.w_k, k_out * a.k_embed * 2, "w_k");
+  uint8_t* w_v = launch.Input(a.w_v, v_out * a.v_embed * 2, "w_v");
+  uint8_t* b_q = launch.Input(a.b_q, q_out * 2, "b_q");
+  uint8_t* b_k = launch.Input(a.b_k, k_out * 2, "b_k");
+  uint8_t* b_v = launch.Input(a.b_v, v_out * 2, "b_v");
+  uint8_t* w_o = launch.Input(a.w_o, a.out * merged * 2, "w_o");
+  uint8_t* b_o = launch.Input(a.b_o, a.out * 2, "b_o");
+  uint8_t* y = launch.Output(a.y, q_rows * (a.w_o ? a.out : merged) * 2, "y");
+  uint8_t* lse = launch.Output(p.lse, pieces.statistics(), "lse");
+  uint8_t* row_max = launch.Output(p.row_max, pieces.statistics(), "row_max");
+  uint8_t* row_sum = launch.Output(p.row_sum, pieces.statistics(), "row_sum");
+  uint8_t* workspace = launch.Workspace(uint64_t(plan.workspace()));
+  const std::vector<uint8_t> bytes = plan.bytes();
+  uint8_t* tiling = launch.Tiling(bytes.data(), bytes.size());
+  finish(launch.Run([&] {
+    ms_flash_block(x, context, context_v, w_q, w_k, w_v, b_q, b_k, b_v, w_o, b_o, pieces.mask, pieces.bias,
+                   pieces.alibi, pieces.sinks, nullptr, pieces.drop_mask, y, lse, row_max, row_sum, workspace, tiling);
   }));
 }
 
