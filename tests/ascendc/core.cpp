@@ -436,6 +436,92 @@ CASE(published_tile_costs_lie_in_the_range) {
   EXPECT(Busy(output, PIPE_FIX, kFast) < 1617 && 1617 < Busy(output, PIPE_FIX, kSlow));
 }
 
+// Unit flags order Mmad and Fixpipe without events; without them the same kernel is a hazard, and a flag left set is
+// told.
+CASE(unit_flags) {
+  std::vector<float> y(2 * 16 * 16);
+  const auto run = [&](int mmad_flag, int fixpipe_flag, int tiles) {
+    Options options;
+    options.aiv_per_block = 0;
+    Launch launch(options);
+    uint8_t* out = launch.Output(y.data(), y.size() * 4, "y");
+    return launch.Run([&] {
+      const LocalTensor<half> a(TPosition::A2, 0, 256), b(TPosition::B2, 0, 256);
+      const LocalTensor<float> c(TPosition::CO1, 0, 256);
+      Fill(a, InitConstValueParams<half>(1, 1, 0, half(1.0f)));
+      Fill(b, InitConstValueParams<half>(1, 1, 0, half(2.0f)));
+      SetFlag<HardEvent::MTE1_M>(0);
+      WaitFlag<HardEvent::MTE1_M>(0);
+      for (int i = 0; i < tiles; ++i) {
+        Mmad(c, a, b, MmadParams(16, 16, 16, mmad_flag ? 2 : 0, false, true));
+        PipeBarrier<PIPE_M>();
+        Mmad(c, a, b, MmadParams(16, 16, 16, mmad_flag, false, false));
+        FixpipeParamsV220 p(16, 16, 16, 16, false);
+        p.unitFlag = fixpipe_flag;
+        Fixpipe<float, float, CFG_ROW_MAJOR>(Gm<float>(out, 512)[i * 256], c, p);
+      }
+    });
+  };
+  EXPECT(run(3, 3, 2).ok() && y[0] == 64.0f && y[511] == 64.0f);
+  EXPECT(Count(run(0, 0, 2), Fault::raw) == 1 && Count(run(0, 0, 2), Fault::war) >= 1);
+  EXPECT(run(3, 2, 1).Text().find("unit flag of L0C is still set") != std::string::npos);
+  EXPECT(run(3, 2, 2).Text().find("Mmad would wait") != std::string::npos);
+  EXPECT(run(2, 3, 1).Text().find("Fixpipe would wait") != std::string::npos);
+}
+
+// With unit flags the way out of L0C begins with the product and ends after it.
+CASE(unit_flags_overlap_product_and_copy) {
+  std::vector<float> y(128 * 128);
+  const auto run = [&](bool unit_flag) {
+    Options options;
+    options.aiv_per_block = 0;
+    Launch launch(options);
+    uint8_t* out = launch.Output(y.data(), y.size() * 4, "y");
+    const Report report = launch.Run([&] {
+      const LocalTensor<half> a(TPosition::A2, 0, 128 * 128), b(TPosition::B2, 0, 128 * 128);
+      const LocalTensor<float> c(TPosition::CO1, 0, 128 * 128);
+      Fill(a, InitConstValueParams<half>(1, 64, 0, half(1.0f)));
+      Fill(b, InitConstValueParams<half>(1, 64, 0, half(2.0f)));
+      SetFlag<HardEvent::MTE1_M>(0);
+      WaitFlag<HardEvent::MTE1_M>(0);
+      Mmad(c, a, b, MmadParams(128, 128, 128, unit_flag ? 3 : 0, false, true));
+      if (!unit_flag) {
+        SetFlag<HardEvent::M_FIX>(0);
+        WaitFlag<HardEvent::M_FIX>(0);
+      }
+      FixpipeParamsV220 p(128, 128, 128, 128, false);
+      p.unitFlag = unit_flag ? 3 : 0;
+      Fixpipe<float, float, CFG_ROW_MAJOR>(Gm<float>(out, 128 * 128), c, p);
+    });
+    EXPECT(report.ok());
+    return report.cycles[kSlow];
+  };
+  const double saved = run(false) - run(true);
+  EXPECT(saved > 500 && saved < 550);  // all of the product's 518 cycles, its latency and the flag
+}
+
+CASE(channel_split_of_an_odd_number_of_strips) {
+  alignas(32) float y[3 * 16 * 8 + 8];
+  std::fill(std::begin(y), std::end(y), -1.0f);
+  Options options;
+  options.aiv_per_block = 0;
+  Launch launch(options);
+  uint8_t* out = launch.InOut(y, sizeof y, "y");
+  const Report report = launch.Run([&] {
+    const LocalTensor<half> a(TPosition::A2, 0, 256), b(TPosition::B2, 0, 512);
+    const LocalTensor<float> c(TPosition::CO1, 0, 512);
+    Fill(a, InitConstValueParams<half>(1, 1, 0, half(1.0f)));
+    Fill(b, InitConstValueParams<half>(1, 2, 0, half(2.0f)));
+    PipeBarrier<PIPE_ALL>();
+    Mmad(c, a, b, MmadParams(16, 32, 16, 0, false, true));
+    PipeBarrier<PIPE_ALL>();
+    FixpipeParamsV220 p(24, 16, 16, 16, false);
+    p.isChannelSplit = true;
+    Fixpipe<float, float, CFG_NZ>(Gm<float>(out, 392), c, p);
+  });
+  EXPECT(report.ok() && y[0] == 32.0f && y[3 * 128 - 1] == 32.0f && y[3 * 128] == -1.0f);
+}
+
 CASE(traffic_is_exact) {
   std::vector<uint8_t> x(4096), y(4096);
   Launch launch(Vector());

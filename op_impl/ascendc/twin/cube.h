@@ -63,20 +63,24 @@ void LoadFractals(const AscendC::LocalTensor<T>& dst, const Source& src, const A
 
 // L0C unit flags: with unitFlag 2 or 3 a Mmad writes a unit of 512 bytes only when it was read out, a Fixpipe reads it
 // only when it is written; 3 turns the flag. This orders the two without events.
-inline bool ClaimUnits(Instruction& in, const Region& region, int64_t unit_flag, bool full, int other_pipe) {
+inline bool ClaimUnits(Instruction& in, const Region& region, int64_t unit_flag, bool full, const Cost& cost) {
   if (!unit_flag) return true;
+  in.CheckRegion(region);
+  if (!in.ok()) return false;
   Machine& machine = Twin();
   Core& core = Current();
   const int pipe = full ? PIPE_FIX : PIPE_M;
-  uint32_t tick = 0;
-  Moment start;
+  uint32_t mmad = 0, fixpipe = 0;
+  Moment begin, end;
   bool good = true;
   region.ForEachRun([&](int64_t offset, int64_t bytes) {
     for (int64_t u = offset / kFractal; u < Ceil(offset + bytes, kFractal); ++u) {
       const auto& unit = core.unit[u];
       good = good && unit.full == full;
-      tick = std::max(tick, unit.tick);
-      start.After(unit.time);
+      mmad = std::max(mmad, full ? unit.mmad : unit.read_out);
+      fixpipe = std::max(fixpipe, unit.fixpipe);
+      begin.After(unit.begin);
+      end.After(unit.end);
     }
   });
   if (!in.Require(good, Fault::flag,
@@ -84,22 +88,37 @@ inline bool ClaimUnits(Instruction& in, const Region& region, int64_t unit_flag,
                        : "unitFlag: this part of L0C was not read out with unitFlag 3, Mmad would wait"))
     return false;
   machine.Absorb(core, pipe);
-  uint32_t& known = core.known[pipe][core.index * 8 + other_pipe];
-  known = std::max(known, tick);
-  core.gate[pipe].After(start);
+  // A Fixpipe knows the Mmad that filled the units, a Mmad the Fixpipe that took them and what that one had waited for.
+  Clock& known = core.known[pipe];
+  uint32_t& known_mmad = known[core.index * 8 + PIPE_M];
+  known_mmad = std::max(known_mmad, mmad);
+  if (!full) known[core.index * 8 + PIPE_FIX] = std::max(known[core.index * 8 + PIPE_FIX], fixpipe);
+  // It follows the other pipe unit by unit: begins after it, ends after it.
+  double lag[kScenarios];
+  for (int s = 0; s < kScenarios; ++s) lag[s] = std::max(0.0, end.at[s] - cost.occupancy[s] - begin.at[s]);
+  begin.Spend(core.Part(full ? PIPE_M : PIPE_FIX), lag);
+  core.gate[pipe].After(begin);
   return true;
 }
 
-inline void ReleaseUnits(const Region& region, int64_t unit_flag, bool full) {
+inline void ReleaseUnits(const Region& region, int64_t unit_flag, bool full, const Cost& cost) {
   if (!unit_flag) return;
   Core& core = Current();
   const int pipe = full ? PIPE_M : PIPE_FIX;
-  const Moment time = core.free[pipe];
+  Moment begin = core.free[pipe];
+  const Moment end = begin;
+  for (int s = 0; s < kScenarios; ++s) {
+    begin.at[s] -= cost.occupancy[s];
+    begin.path[s][core.Part(pipe)] -= static_cast<float>(cost.occupancy[s]);
+  }
   region.ForEachRun([&](int64_t offset, int64_t bytes) {
     for (int64_t u = offset / kFractal; u < Ceil(offset + bytes, kFractal); ++u) {
-      if (unit_flag == 3) core.unit[u].full = full;
-      core.unit[u].tick = core.tick[pipe];
-      core.unit[u].time = time;
+      auto& unit = core.unit[u];
+      if (unit_flag == 3) unit.full = full;
+      (full ? unit.mmad : unit.fixpipe) = core.tick[pipe];
+      if (!full) unit.read_out = unit.mmad;
+      unit.begin = begin;
+      unit.end = end;
     }
   });
 }
@@ -116,6 +135,8 @@ inline void MarkTail(uint8_t* flags, int64_t m, int64_t n) {
 template <class C, class A>
 void Product(const AscendC::LocalTensor<C>& c, const AscendC::LocalTensor<A>& a, const AscendC::LocalTensor<A>& b,
              const AscendC::LocalTensor<C>* bias, const AscendC::MmadParams& p, Site site) {
+  static_assert(kIsFloat16<A> || std::is_same_v<A, float> || std::is_same_v<A, int8_t>,
+                "Mmad takes half, bfloat16_t, float or int8_t");
   using AscendC::Hardware;
   Instruction in("Mmad", PIPE_M, site);
   in.Require(c.GetHardware() == Hardware::L0C, Fault::parameter, "C is in %s, not in L0C",
@@ -128,12 +149,14 @@ void Product(const AscendC::LocalTensor<C>& c, const AscendC::LocalTensor<A>& a,
   in.Field("n", p.n, 0, 4095);
   in.Field("k", p.k, 0, 4095);
   in.Require(p.unitFlag == 0 || p.unitFlag == 2 || p.unitFlag == 3, Fault::parameter, "unitFlag is none of 0, 2, 3");
+  in.Require(!p.isBias, Fault::parameter, "isBias is out of use: take the form with a bias tensor, or cmatrixInitVal");
+  in.Require(bias || !p.cmatrixSource, Fault::parameter, "cmatrixSource needs the form with a bias tensor");
   if (p.m == 0 || p.n == 0 || p.k == 0) return;
   constexpr int64_t kC0 = 32 / sizeof(A);
   const bool vector = p.m == 1;
   const int64_t m1 = Ceil(p.m, 16), n1 = Ceil(p.n, 16);
   const int64_t k1 = sizeof(A) == 4 && p.kDirectionAlign ? Ceil(p.k, 16) * 2 : Ceil(p.k, kC0);
-  const bool keep = !p.cmatrixInitVal && !p.cmatrixSource && !bias;
+  const bool keep = !p.cmatrixInitVal && !bias;
   const Region left = vector ? a.Bytes(p.k * int64_t(sizeof(A))) : a.Bytes(m1 * k1 * kFractal);
   const Region right = b.Bytes(Ceil(p.k, kC0) * n1 * kFractal);
   Region out = c.Bytes(m1 * n1 * 1024);
@@ -153,7 +176,6 @@ void Product(const AscendC::LocalTensor<C>& c, const AscendC::LocalTensor<A>& a,
   out.in_place = true;  // C is read and written
   if (keep) in.Read(out);
   in.Write(out);
-  if (in.ok() && !ClaimUnits(in, out, p.unitFlag, false, PIPE_FIX)) return;
   const double per_fractal = sizeof(A) == 4 ? 2 : 1;  // 16x16x8 takes two cycles
   const auto compute = [&] {
     C* result = reinterpret_cast<C*>(c.Data());
@@ -189,10 +211,11 @@ void Product(const AscendC::LocalTensor<C>& c, const AscendC::LocalTensor<A>& a,
         std::memset(at, undefined, 4);
       }
   };
-  Cost cost = CubeCost(static_cast<double>(m1 * n1 * Ceil(p.k, kC0)) * per_fractal);
+  const Cost cost = CubeCost(static_cast<double>(m1 * n1 * Ceil(p.k, kC0)) * per_fractal);
+  if (in.ok() && !ClaimUnits(in, out, p.unitFlag, false, cost)) return;
   if (!in.Issue(cost, compute, taint)) return;
   MarkTail(c.Undefined(), p.m, p.n);
-  ReleaseUnits(out, p.unitFlag, true);
+  ReleaseUnits(out, p.unitFlag, true, cost);
 }
 
 // L0C is Nz: column strips of 16 values; `columns` x `rows` of it go to `target`, converted one by one.
@@ -286,10 +309,11 @@ void CopyOut(Region to, bool to_l1, const AscendC::LocalTensor<U>& src, AscendC:
   const auto add = [&](int64_t first, int64_t count, int64_t columns) {
     if (!count) return;
     if (split) {  // each strip of 16 gives two of 8
-      from[parts] = src.Bytes(columns * int64_t(sizeof(U))).Dim(Ceil(count, 2), p.srcStride * kC0);
-      from[parts].Dim(2, kC0 / 2).Dim(p.mSize, kC0);
-      target[parts] = to.Run(columns * size).Dim(Ceil(count, 2), 2 * p.dstStride * kBlock);
-      target[parts].Dim(2, p.dstStride * kBlock).Dim(p.mSize, columns * size);
+      from[parts] = src.Bytes(8 * int64_t(sizeof(U))).At(first / 2 * p.srcStride * kC0);
+      from[parts].Dim(Ceil(count, 2), p.srcStride * kC0).Dim(count > 1 ? 2 : 1, kC0 / 2).Dim(p.mSize, kC0);
+      target[parts] = to;
+      target[parts].At(first * p.dstStride * kBlock).Run(8 * size).Dim(Ceil(count, 2), 2 * p.dstStride * kBlock);
+      target[parts].Dim(count > 1 ? 2 : 1, p.dstStride * kBlock).Dim(p.mSize, 8 * size);
     } else {
       const int64_t source_step = p.srcStride * kC0;
       from[parts] = src.Bytes(columns * int64_t(sizeof(U))).At(first * source_step);
@@ -301,8 +325,13 @@ void CopyOut(Region to, bool to_l1, const AscendC::LocalTensor<U>& src, AscendC:
     }
     ++parts;
   };
-  add(0, strips, width);
-  add(strips, tail ? 1 : 0, tail);
+  if (split) {
+    add(0, strips / 2 * 2, width);
+    add(strips / 2 * 2, strips % 2, width);
+  } else {
+    add(0, strips, width);
+    add(strips, tail ? 1 : 0, tail);
+  }
   const int atomic = to_l1 ? kAtomicOff : Current().atomic;
   if (atomic) RequireAtomicType<T>(in);
   double bytes = 0;
@@ -314,16 +343,16 @@ void CopyOut(Region to, bool to_l1, const AscendC::LocalTensor<U>& src, AscendC:
       in.Write(target[i]);
     bytes += static_cast<double>(target[i].Bytes());
   }
-  Region units = src.Bytes(((strips + (tail ? 1 : 0) - 1) * p.srcStride + p.mSize) * kC0);
-  if (in.ok() && !ClaimUnits(in, units, p.unitFlag, true, PIPE_M)) return;
+  const Region units = src.Bytes(((Ceil(p.nSize, 16) - 1) * p.srcStride + p.mSize) * kC0);
   const Cost cost = PathCost(to_l1 ? kL0cToL1 : kL0cToGm, bytes);
+  if (in.ok() && !ClaimUnits(in, units, p.unitFlag, true, cost)) return;
   const bool issued = in.Issue(
       cost,
       [&] {
         for (int i = 0; i < parts; ++i) Convert<T, U>(target[i], from[i], p.reluEn, atomic, Current().saturate);
       },
       Instruction::Moves{});
-  if (issued) ReleaseUnits(units, p.unitFlag, false);
+  if (issued) ReleaseUnits(units, p.unitFlag, false, cost);
 }
 
 }  // namespace ms_twin

@@ -118,8 +118,9 @@ struct Core {
   // L0C unit flags, one per 512 bytes: set by Mmad, cleared by Fixpipe.
   struct UnitFlag {
     bool full = false;
-    uint32_t tick = 0;
-    Moment time;
+    uint32_t mmad = 0, fixpipe = 0;  // ticks of the last ones
+    uint32_t read_out = 0;           // tick of the last Mmad whose result a Fixpipe took
+    Moment begin, end;               // of the last instruction
   };
   std::vector<UnitFlag> unit;
 
