@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import json
 import os
 import sys
@@ -12,9 +11,9 @@ from dataclasses import asdict, dataclass
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Tensor, nn
 
-from . import session, steps, target
+from . import session, steps, target, wide
 from .explain import compiled
 
 # Largest error that passes, as a share of the largest magnitude of a value, by the coarsest dtype of the attention.
@@ -230,16 +229,15 @@ def _moved(step, net, inputs, ulp):
 def _float64(net, inputs, count):
     """(values of the step in float64, ""), or (None, why not)."""
     try:
-        net = copy.deepcopy(net)
-        _widen(net)
+        net = wide.copy_of(net)
         inputs = tuple(x.astype(ms.float64) if isinstance(x, Tensor) and x.dtype in steps.FLOATS else x for x in inputs)
         with _quiet():
             results = steps.make(net, inputs, True)[0](*inputs)
-        wide = _all_wide(results)
+        whole = wide.is_wide(results)
         values = _run(lambda *_: results, ())
     except Exception as error:  # MindSpore raises anything for a missing kernel
         return None, f"it does not run in float64: {str(error).strip().splitlines()[0][:120]}"
-    if not wide or len(values) != count or not all(np.isfinite(v).all() for v in values):
+    if not whole or len(values) != count or not all(np.isfinite(v).all() for v in values):
         return None, "it casts to a smaller dtype by itself"
     return values, ""
 
@@ -256,29 +254,6 @@ def _quiet():
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-
-
-def _widen(net):
-    """Parameters, constant Tensors and dtypes held by all cells in float64."""
-    known = {}
-    for _, cell in net.cells_and_names():
-        for name, parameter in cell._params.items():
-            if parameter is not None and parameter.dtype in steps.FLOATS:
-                if id(parameter) not in known:
-                    known[id(parameter)] = Parameter(Tensor(parameter.asnumpy().astype(np.float64)), parameter.name,
-                                                     parameter.requires_grad)
-                setattr(cell, name, known[id(parameter)])
-        for name, value in list(cell.__dict__.items()):
-            if isinstance(value, Tensor) and not isinstance(value, Parameter) and value.dtype in steps.FLOATS:
-                setattr(cell, name, value.astype(ms.float64))
-            elif isinstance(value, type(ms.float32)) and value in steps.FLOATS:     # what it casts to
-                setattr(cell, name, ms.float64)
-
-
-def _all_wide(value):
-    if isinstance(value, (tuple, list)):
-        return all(_all_wide(item) for item in value)
-    return not isinstance(value, Tensor) or value.dtype == ms.float64 or value.dtype not in steps.FLOATS
 
 
 def _keep_rate(p):

@@ -131,8 +131,8 @@ def recompute(net, batches):
 # route: (function, sites in its graphs)
 ROUTES = {"TrainOneStepCell": (train_one_step, 1), "jit of value_and_grad": (gradient_in_the_graph, 1),
           "value_and_grad of jit": (forward_in_a_graph, 1), "jit of construct": (construct_in_a_graph, 1),
-          "Model.train": (model_train, 1), "Model.train, sink": (model_train_sink, 1), "loss scaling": (loss_scaling, 1),
-          "accumulation": (accumulation, 2), "recompute": (recompute, 2)}
+          "Model.train": (model_train, 1), "Model.train, sink": (model_train_sink, 1),
+          "loss scaling": (loss_scaling, 1), "accumulation": (accumulation, 2), "recompute": (recompute, 2)}
 
 
 def run(route, batches, prepare=None):

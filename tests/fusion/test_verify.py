@@ -95,6 +95,27 @@ def test_verify_in_float16_and_with_dropout(rng, capsys):
     assert "Dropout 0.3: ms_flash draws by its own generator; it keeps 0.70" in out and "WRONG" not in out
 
 
+class Classes(nn.Cell):
+    """The cross entropy of what the attention makes of x; a negative label does not count."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention, self.loss = attention, nn.CrossEntropyLoss(ignore_index=-7)
+
+    def construct(self, x, labels):
+        out = self.attention(x)
+        return self.loss(out.reshape(-1, out.shape[-1]), labels.reshape(-1))
+
+
+def test_cross_entropy_has_a_float64_reference_too(rng):
+    net, (x, _) = Classes(build().attention), batch(rng)
+    labels = rng.integers(0, x.shape[-1], x.shape[:2])
+    labels[0, :3] = -7
+    certificate = ms_flash.verify(net, x, Tensor(labels, ms.int32))
+    assert certificate.passed and certificate.reference == ""
+    assert certificate.rows[0].error_unfused < 1e-6 * certificate.rows[0].largest
+
+
 def test_bad_arguments(rng):
     x, y = batch(rng)
     with pytest.raises(TypeError, match="For 'explain', the type of 'net' must be Cell, but got Tensor"):
