@@ -108,7 +108,7 @@ class Fused:
         slots = dict(tensors, attn_mask=self._mask(), bias=self._bias(), seed=self._seed())
         inputs = [slots.get(name) for name in SLOTS]
         self.spec = self._spec(inputs)
-        backend = backends.select("fuse", self.options.get("backend"))
+        backend = self._backend()
         out, _, row_max, row_sum = self.emit.custom(lambda: backend.forward(self.spec), inputs, [
             (self.spec.out_shape, self.spec.dtype)] + [(self.spec.lse_shape, "float32")] * 3)
         self.out = out
@@ -133,6 +133,15 @@ class Fused:
                                                                                   slots["bias"].dtype)])
                 self._put_biases(dbias)
         return self
+
+    def _backend(self):
+        try:
+            backend = backends.select("fuse", self.options.get("backend"))
+        except ValueError as error:
+            raise Refusal("backend", detail=str(error)) from error
+        if not backend.takes_none:
+            raise Refusal("backend", detail=f"the backend {backend.name!r} cannot leave an input out")
+        return backend
 
     # --- what goes in ---
 

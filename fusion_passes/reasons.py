@@ -55,9 +55,6 @@ REASONS = {
     "shape": (
         "the shapes do not fit one attention: {detail}",
         "query, key and value need the same batch and head_dim"),
-    "backward_missing": (
-        "the graph holds a backward pass, and no gradient of this softmax was found in a known form: {detail}",
-        "please report this model"),
     "backward_differs": (
         "the backward pass is not exactly the gradient of this attention: {detail}",
         "please report this model; a custom bprop inside the attention cannot be fused"),

@@ -124,6 +124,11 @@ def test_a_rule_that_fails_leaves_its_site_alone(monkeypatch):
     assert "planted" in sites[0]["reason"]
 
 
+def test_a_backend_that_cannot_serve_is_named(monkeypatch):
+    monkeypatch.setenv("MS_FLASH_BACKEND", "reference")
+    assert [site["code"] for site in planned("Bert_joint")[2]] == ["backend"]
+
+
 def test_24_layers_take_well_under_a_second():
     described = save_graphs.load("Bert", "joint")
     nodes, outputs, step = [], [], 1 + max(node["id"] for node in described["nodes"])
