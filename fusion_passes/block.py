@@ -86,10 +86,8 @@ class Block:
         for user, position in self.grammar.forward_users(node):
             if self.views.source(user) is node and position == 0 and user.size == node.size \
                     and merged([a for d in self.views.relative(user, node).dims for a in d]) in ((), ((node.size, 1),)):
-                self.inner.add(user)
                 found += self._uses(user)
             elif self.views.source(user) is node and self._only_products(user):
-                self.inner.add(user)
                 found += self._products(user)
             else:
                 found.append(user)
@@ -199,8 +197,6 @@ class Block:
     def _output_gradients(self):
         grad = self._node(self.backward["inputs"][_GRAD], "gradient of the output")
         if self.out is None:
-            if set(self._uses(self.attention)) & self.inner:
-                self._refuse("the output is used inside")
             self.dy = grad
             return
         product = next((n for n in self.views.chain(grad) if self.views.source(n) is None), grad)
@@ -218,13 +214,10 @@ class Block:
                 self._refuse(f"the output is used by {user.op} too")
             self._want("w_o", user, orientation)
         if self.out.bias is not None:
-            kept = set(self.inner)
             rows = self.dy.size // self.out.sizes[1]
             for user in self._uses(self.views.of(self.dy).base):
                 if is_bias_gradient(user, rows):
                     self._want("b_o", user)
-                    kept.add(user)
-            self.inner = kept
 
     def _part_gradients(self, part, projection):
         nodes = self._replaced_by(self.backward, _PARTS.index(part))
@@ -289,7 +282,7 @@ class Block:
                 "fuse", args, num_heads=self.made.geometry.heads, num_kv_heads=self.made.geometry.kv_heads,
                 layout="BSH" if self.made.layout == "BSND" else "SBH", transposed=tuple(self.transposed),
                 recompute=self.options.get("memory") == "recompute",
-                grads=tuple(name for name in GRADIENTS if name in self.gradients),
+                grads=None if self.backward is None else tuple(n for n in GRADIENTS if n in self.gradients),
                 window_size=(attention.left, attention.right), dropout_p=attention.dropout_p,
                 softmax_scale=attention.scale, softcap=attention.softcap, causal_align=attention.align,
                 mask_fill=attention.mask_fill)
