@@ -115,13 +115,13 @@ def test_strict_ends_a_compilation_that_fuses_nothing(rng):
 def test_pynative_is_warned_of(rng):
     ms.set_context(mode=ms.PYNATIVE_MODE)
     net, inputs = build(), batch(rng)
-    fresh_options = {"level": "core", "dropout": False}     # no test before has compiled anything with them
+    unused = {"level": "core", "dropout": False}     # no test before has compiled anything with them
     with pytest.warns(UserWarning, match="the mode is PyNative"):
         ms_flash.fuse()
     ms_flash.unfuse()
-    with pytest.warns(UserWarning, match="no graph was compiled in the block. Hint: PyNative"), ms_flash.fusion(**fresh_options):
+    with pytest.warns(UserWarning, match="no graph was compiled in the block. Hint: Py"), ms_flash.fusion(**unused):
         net(*inputs)
-    with pytest.raises(RuntimeError, match="no graph was compiled in the block"), ms_flash.fusion(strict=True, **fresh_options):
+    with pytest.raises(RuntimeError, match="no graph was compiled in the block"), ms_flash.fusion(strict=True, **unused):
         net(*inputs)
 
 
