@@ -132,10 +132,11 @@ class Block:
         for user, _ in node.users:
             if self.views.source(user) is node:
                 self._cut(user)
-            elif user.users and all(piece.op == "TupleGetItem" and self.views.source(piece) is node
-                                    for piece, _ in user.users):
+                continue
+            pieces = self._uses_plain(user)
+            if pieces and all(piece.op == "TupleGetItem" and self.views.source(piece) is node for piece in pieces):
                 self.inner.add(user)
-                for piece, _ in user.users:
+                for piece in pieces:
                     self._cut(piece)
 
     def _take(self, part, projection, at):

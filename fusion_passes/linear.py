@@ -38,6 +38,8 @@ class Linear:
 def linear(views, node: Node) -> Linear | None:
     """The projection that `node` is the result of, or ``None``."""
     at, bias = node, None
+    if at.op == "Dense":
+        return _dense(views, at)
     if at.op in _ADDS and at.static:
         sides = [(at.inputs[0], at.inputs[1])] + ([(at.inputs[1], at.inputs[0])] if at.op != "BiasAdd" else [])
         found = [(a, b) for a, b in sides if a.op in PRODUCTS and b.static and b.shape == at.shape[-1:]]
@@ -47,16 +49,28 @@ def linear(views, node: Node) -> Linear | None:
     made = product(views, at)
     if made is None or made.flipped[0] or len(made.operands[1].shape) != 2:
         return None
-    right = views.of(made.operands[1])
-    right = right.swapped() if made.flipped[1] else right
-    weight = right.base
-    if right.key == identity(weight).key and len(weight.shape) == 2:
-        stored_in_out = True
-    elif len(weight.shape) == 2 and right.swapped().key == identity(weight).key:
-        stored_in_out = False
-    else:
+    return _stored(node, at, made.operands[0], _right(views, made), bias)
+
+
+def _dense(views, node):
+    """mint's linear: x, the weight as (out, in), and a bias or ``None``."""
+    x, weight, bias = node.inputs[:3]
+    if not (node.static and weight.static and len(weight.shape) == 2 and x.static and len(x.shape) > 1):
         return None
-    return Linear(node, at, made.operands[0], weight, stored_in_out, right, bias)
+    if bias.op == "Const" and bias.kind != "Tensor":
+        bias = None
+    return _stored(node, node, x, views.of(weight).swapped(), bias)
+
+
+def _stored(result, product_node, x, right, bias):
+    """A Linear, if its weight is the whole of a node, as it is or transposed."""
+    weight = right.base
+    if len(weight.shape) != 2:
+        return None
+    for view, stored_in_out in ((right, True), (right.swapped(), False)):
+        if view.key == identity(weight).key:
+            return Linear(result, product_node, x, weight, stored_in_out, right, bias)
+    return None
 
 
 def _plain_add(node):
