@@ -25,6 +25,7 @@ import ascend  # noqa: E402
 import mutation  # noqa: E402
 import native  # noqa: E402
 import numpy as np  # noqa: E402
+import test_block  # noqa: E402
 import test_kernels  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
@@ -39,26 +40,20 @@ REASONS: dict[str, str] = {}
 class Problem:
     """A small call of one kernel, with the results and places of the unaltered one."""
 
-    def __init__(self, name, op, case):
-        self.name, self.op, self._case = f"{op} {name}", op, case
-        self._saved = None
+    def __init__(self, name, call, settings=None):
+        self.name, self._call, self._settings = name, call, {"cores": 2, **(settings or {})}
 
-    def prepare(self, lib, hits):
-        """Runs the unaltered kernel: results, time, and how often each place was passed."""
-        if self.op == "bwd":
-            self._saved = ascend.forward(self._case.inputs(), lib, **self._case.spec())
+    def prepare(self, hits):
+        """Runs the unaltered kernel: results, time, and which places it passes."""
         hits[:] = 0
         start = time.monotonic()
-        self.results = self.run(lib)
+        self.results = self.run()
         self.seconds = time.monotonic() - start
         self.passed = hits > 0
 
-    def run(self, lib):
-        case = self._case
-        if self.op == "fwd":
-            return ascend.forward(case.inputs(), lib, **case.spec())
-        dout = case.dout if case.layout == "TND" else native.to_layout(case.dout, case.layout)
-        return ascend.backward(case.inputs(), self._saved, dout, case.dlse, lib, **case.spec())
+    def run(self):
+        with ascend.Settings(**self._settings):
+            return self._call()
 
     def same(self, results):
         """As good as the unaltered results: atomic sums may differ in the last places."""
@@ -70,20 +65,59 @@ class Problem:
         return True
 
 
+class Backward:
+    """The gradients alone; what they need of the forward comes from the unaltered kernel."""
+
+    def __init__(self, case):
+        self._case, self._saved = case, None
+
+    def __call__(self):
+        case = self._case
+        if self._saved is None:
+            self._saved = ascend.forward(case.inputs(), **case.spec())
+        dout = case.dout if case.layout == "TND" else native.to_layout(case.dout, case.layout)
+        return ascend.backward(case.inputs(), self._saved, dout, case.dlse, **case.spec())
+
+
+# Problems that fill whole blocks, or whose rows lie too far apart for one copy.
+WHOLE = {
+    "whole blocks": {"sq": 130, "sk": 1100, "d": 128, "heads": 1},
+    "whole blocks, bias and mask": {"sq": 130, "sk": 600, "d": 64, "heads": 1, "bias": "qk", "mask": "qk"},
+    "whole blocks, d 256": {"sq": 130, "sk": 300, "d": 256, "heads": 1},
+    "whole blocks, dropout": {"sq": 128, "sk": 520, "d": 64, "heads": 1, "dropout": 0.2},
+    "sinks nobody asks for": {"lengths": [(0, 3), (0, 2)], "sinks": "float32"},
+    "rows far apart": {"sq": 2, "sk": 3, "d": 64, "heads": 1024, "layout": "BSND"},
+}
+
+
 def problems():
-    for index, (name, options) in enumerate(test_kernels.FEATURES.items()):
+    cases = [(name, options, {}) for name, options in {**test_kernels.FEATURES, **WHOLE}.items()]
+    cases += [(f"decoding: {name}", options, {}) for name, options in test_kernels.DECODING.items()]
+    cases += [(f"split {i}", options, {"cores": 3}) for i, options in enumerate(test_kernels.SPLIT)]
+    cases += [(f"atomic {i}", options, {"cores": 3, "atomic": 1}) for i, options in enumerate(test_kernels.SPLIT[:2])]
+    for name, options in test_kernels.NANS.items():
+        cases += [(f"nan {nan}: {name}", {**options, "nan": nan}, {}) for nan in ("unseen", "seen by some")]
+    for index, (name, options, settings) in enumerate(cases):
         case = test_kernels.Case(len(name), dtype=("float16", "bfloat16")[index % 2], **options)
-        yield Problem(name, "fwd", case)
-        yield Problem(name, "bwd", case)
+        forward = lambda case=case: ascend.forward(case.inputs(), **case.spec())
+        yield Problem(f"fwd {name}", forward, settings)
+        yield Problem(f"bwd {name}", Backward(case), settings)
+    for index, (name, options) in enumerate(test_block.CASES.items()):
+        options = dict(options)
+        spec = options.pop("options", {})
+        inputs = test_block.make(len(name), dtype=("float16", "bfloat16")[index % 2], **options)
+        heads, kv_heads = options.get("heads", 4), options.get("kv_heads", 2)
+        block = lambda inputs=inputs, heads=heads, kv=kv_heads, spec=spec: ascend.block(inputs, heads, kv, **spec)
+        yield Problem(f"block {name}", block)
 
 
-def load():
+def load(kernels):
     """Builds the mutants: (library, hits, [mutants of statements], [further mutants])."""
-    sync, further = mutation.rewrite(ascend.KERNELS, FOLDER)
+    sync, further = mutation.rewrite(kernels, FOLDER)
     lib = ascend.load(ascend.build(FOLDER, flags=("-O1", "-w")))
-    lib.msflash_ascend_configure(b"cores", b"2")
     lib.ms_mutation_hits.restype = ctypes.POINTER(ctypes.c_long)
     hits = np.ctypeslib.as_array(lib.ms_mutation_hits(), shape=(len(sync) + len(further),))
+    ascend._library = lib  # every call of this process goes to the mutants
     return lib, hits, sync, further
 
 
@@ -92,7 +126,7 @@ def judge(lib, mutant, chosen, by_result):
     lib.ms_mutation_set(mutant.number)
     for problem in chosen:
         try:
-            results = problem.run(lib)
+            results = problem.run()
         except RuntimeError as error:
             text = str(error)
             if "the twin reports" not in text:
@@ -189,12 +223,13 @@ def summary(title, mutants, answers, verbose):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kernels", default=ascend.KERNELS, type=Path, help="folder of the sources")
     parser.add_argument("--only", default="", help="regular expression for 'file:line: function: kind: text'")
     parser.add_argument("--cases", default="", help="regular expression for the names of the problems")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     parser.add_argument("--verbose", action="store_true", help="print how each mutant was caught")
     args = parser.parse_args()
-    lib, hits, sync, further = load()
+    lib, hits, sync, further = load(args.kernels)
     chosen = [[m for m in group if re.search(args.only, str(m))] for group in (sync, further)]
     if args.list:
         print("\n".join(map(str, chosen[0] + chosen[1])))
@@ -203,7 +238,7 @@ def main():
     prepared = []
     for problem in tqdm([p for p in problems() if re.search(args.cases, p.name)], desc="unaltered", unit="case"):
         try:
-            problem.prepare(lib, hits)
+            problem.prepare(hits)
         except RuntimeError as error:
             print(f"left out: {problem.name}: {str(error).splitlines()[-1][:200]}")
             continue
