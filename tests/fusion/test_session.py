@@ -121,7 +121,7 @@ def test_pynative_is_warned_of(rng):
     ms_flash.unfuse()
     with pytest.warns(UserWarning, match="no graph was compiled in the block. Hint: Py"), ms_flash.fusion(**unused):
         net(*inputs)
-    with pytest.raises(RuntimeError, match="no graph was compiled in the block"), ms_flash.fusion(strict=True, **unused):
+    with pytest.raises(RuntimeError, match="no graph was compiled in the"), ms_flash.fusion(strict=True, **unused):
         net(*inputs)
 
 
