@@ -72,6 +72,7 @@ class Block:
 
     nodes: list[Emitted] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
+    lengths: dict[tuple, Scalar] = field(default_factory=dict)     # read in this block, by (name, axis)
 
 
 class Builder:
@@ -91,7 +92,6 @@ class Builder:
         self.types: dict[str, Tensor] = {}
         self._names: dict[str, int] = {}
         self._constants: dict[tuple, Tensor] = {}
-        self._lengths: dict[tuple, Scalar] = {}
 
     # ---- names -------------------------------------------------------------------------------------------------
     def unique(self, name):
@@ -161,11 +161,11 @@ class Builder:
             return size
         axis %= x.rank
         name = self.name(x)
-        key = (id(self.block), name, axis)
-        if key not in self._lengths:
+        known = self.block.lengths
+        if (name, axis) not in known:
             found = self.op("Shape", x, start=axis, end=axis + 1, dtype="int64", shape=(1,))
-            self._lengths[key] = Scalar("int64", (1,), found.name, origin=(x, axis))
-        return self._lengths[key]
+            known[name, axis] = Scalar("int64", (1,), found.name, origin=(x, axis))
+        return known[name, axis]
 
     def cast(self, x, dtype):
         """`x` in `dtype`; the same when it has it."""

@@ -235,14 +235,14 @@ class _Matcher:
             q, k, v = self._four(found, q), self._four(found, k), self._four(found, v)
             k, v = self._ungrouped(q, k, v)
             mask, causal, dead = self._mask(found)
+            if dead is not None and q.shape[1] != v.shape[1]:
+                raise _Left("rows without keys, with grouped heads")
             scale = found.factor or SMALLEST_SCALE
             out, _ = b.profile.attend(b, Attention(q, k, v, mask, {
                 "scale": scale, "softcap": found.softcap, "is_causal": int(causal),
                 "causal_alignment": int(not causal)}, grouped=q.shape[1] != k.shape[1]))
             if dead is not None:
                 mean = b.op("ReduceMean", v, b.constant([2], "int64"), keepdims=1, shape=(*v.shape[:2], 1, v.shape[3]))
-                if q.shape[1] != v.shape[1]:
-                    raise _Left("rows without keys, with grouped heads")
                 out = b.op("Where", dead, mean, out, dtype=out.dtype, shape=out.shape)
             if y.rank == 3:
                 shape = b.vector([y.shape[0], b.length(out, 2), b.length(out, 3)])
