@@ -41,8 +41,13 @@ class Problem:
         return native.spec_text(self.inputs, layout=self.layout, heads=self.heads, kv_heads=self.kv_heads,
                                 **self.options)
 
-    def plan(self, op="fwd"):
-        return ascend.plan(op, self.spec(), [self.inputs.get(slot) for slot in native.SLOTS] + self.outputs)
+    def plan(self):
+        return ascend.plan("fwd", self.spec(), [self.inputs.get(slot) for slot in native.SLOTS] + self.outputs)
+
+    def plan_backward(self):
+        saved = [self.outputs[0], *self.outputs[2:], self.outputs[0], self.outputs[1]]
+        grads = [self.inputs[name] for name in ("query", "key", "value")] + [np.zeros(1, np.float32)]
+        return ascend.plan("bwd", self.spec(), [self.inputs.get(slot) for slot in native.SLOTS] + saved + grads)
 
     def bounds(self, b):
         """First and last key + 1 of every query of sequence b, by the rule of `reference.band`."""
@@ -98,8 +103,35 @@ def check_fits(problem, plan):
     assert plan["workspace"] == exact
 
 
-def draw(rng):
-    length = lambda: int(rng.integers(1, 40) if rng.random() < 0.3 else rng.integers(1, 3400))
+def check_covers_backward(problem, plan):
+    """The same for the pairs of the backward; and each accumulator belongs to one core."""
+    unit, owners = 16, {}
+    pairs = np.array(plan["pairs"], np.int64).reshape(-1, 8)
+    group = problem.heads // problem.kv_heads
+    for core, b, head, _, _, key0, keys, part in pairs.tolist():
+        slices = range(key0 // 128, -(-(key0 + keys) // 128))
+        for owner in [("dq", b, head, part)] + [("dk", b, head // group, piece) for piece in slices]:
+            assert owners.setdefault(owner, core) == core, "two cores add to one accumulator"
+    for b, (sq, sk) in enumerate(problem.lengths):
+        begin, end = problem.bounds(b)
+        blocks = -(-sk // unit)
+        for head in {0, problem.heads - 1}:
+            covered = np.zeros((sq, blocks), np.int64)
+            for _, _, _, row0, rows, key0, keys, _ in pairs[(pairs[:, 1] == b) & (pairs[:, 2] == head)].tolist():
+                assert key0 % unit == 0 and 0 < rows <= plan["block_q"] and 0 < keys <= plan["block_k"]
+                covered[row0:row0 + rows, key0 // unit:-(-(key0 + keys) // unit)] += 1
+                live = end[row0:row0 + rows] > begin[row0:row0 + rows]
+                assert live.any() and end[row0:row0 + rows][live].max() >= key0 + keys, "keys that no row needs"
+                assert begin[row0:row0 + rows][live].min() < key0 + unit, "keys that no row needs"
+            assert covered.max(initial=0) <= 1, "computed twice"
+            columns = np.arange(blocks) * unit
+            needed = (columns[None, :] + unit > begin[:, None]) & (columns[None, :] < end[:, None])
+            needed &= (end > begin)[:, None]
+            assert (covered[needed] == 1).all(), "not computed"
+
+
+def draw(rng, longest=3400):
+    length = lambda: int(rng.integers(1, 40) if rng.random() < 0.3 else rng.integers(1, longest))
     kv_heads = int(rng.integers(1, 4))
     heads = kv_heads * int(rng.choice([1, 1, 2, 4, 8]))
     d = 16 * int(rng.integers(1, 17))
@@ -134,6 +166,16 @@ def test_every_needed_block_is_computed_once_and_no_other(seed):
         check_fits(problem, plan)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_every_needed_pair_of_the_backward_is_computed_once_and_no_other(seed):
+    rng = np.random.default_rng(100 + seed)
+    for _ in range(60):
+        problem = draw(rng, longest=1500)
+        plan = problem.plan_backward()
+        check_covers_backward(problem, plan)
+        assert plan["ub"] <= UB and plan["l1"] <= L1
+
+
 BENCHMARKS = [(batch, heads, s, d) for d in (64, 128, 256) for s, batch, heads in
               ((1024, 16, 16), (2048, 8, 16), (4096, 4, 16), (8192, 2, 16), (16384, 1, 16), (32768, 1, 16))]
 
@@ -145,6 +187,8 @@ def test_cores_share_the_work_of_the_benchmark_shapes(soc, options):
         for batch, heads, s, d in BENCHMARKS + [(1, 8, 4096, 128), (2, 8, 3333, 64)]:
             plan = Problem(batch, heads, heads, s, s, d, **options).plan()
             assert plan["imbalance"] <= 0.05, f"{batch, heads, s, d}: {plan['imbalance']:.1%}"
+            back = Problem(batch, heads, heads, s, s, d, **options).plan_backward()
+            assert back["imbalance"] <= 0.05, f"backward {batch, heads, s, d}: {back['imbalance']:.1%}"
 
 
 def test_cores_share_sequences_of_many_lengths():

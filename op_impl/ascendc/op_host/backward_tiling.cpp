@@ -57,29 +57,31 @@ double cost_of(const BackwardTiling& t, const Lengths& seq, int64_t key0, int64_
   return cost;
 }
 
-// Where to cut the keys of a sequence so that the parts cost about the same, and what they cost.
+// Where to cut the keys of a sequence so that the parts cost about the same, and what they cost. Cuts fall on multiples
+// of 128 keys, the width of a product.
 struct Cut {
   std::vector<int64_t> at;
   std::vector<double> costs;
 };
 Cut cut(const BackwardTiling& t, const Lengths& seq, int64_t parts) {
-  std::vector<double> blocks;
+  constexpr int64_t kSlice = 128;
+  std::vector<double> slices;
   double total = 0;
-  for (int64_t key = 0; key < seq.k_len; key += t.block_k) {
-    blocks.push_back(cost_of(t, seq, key, std::min<int64_t>(seq.k_len, key + t.block_k)));
-    total += blocks.back();
+  for (int64_t key = 0; key < seq.k_len; key += kSlice) {
+    slices.push_back(cost_of(t, seq, key, std::min(seq.k_len, key + kSlice)));
+    total += slices.back();
   }
   Cut c{{0}, {}};
-  double sum = 0, before = 0;
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    sum += blocks[i];
-    const bool last = i + 1 == blocks.size();
+  double sum = 0;
+  for (size_t i = 0; i < slices.size(); ++i) {
+    sum += slices[i];
+    const bool last = i + 1 == slices.size();
     const double share = total * double(c.costs.size() + 1) / double(parts);
-    // cut behind this block if that is nearer to an even share than behind the next
-    if (last || (int64_t(c.costs.size()) + 1 < parts && sum + blocks[i + 1] / 2 > share)) {
-      c.at.push_back(last ? seq.k_len : int64_t(i + 1) * t.block_k);
-      c.costs.push_back((sum - before) * double(t.a.group));
-      before = sum;
+    // cut behind this slice if that is nearer to an even share than behind the next
+    if (last || (int64_t(c.costs.size()) + 1 < parts && sum + slices[i + 1] / 2 > share)) {
+      const int64_t from = c.at.back(), to = last ? seq.k_len : int64_t(i + 1) * kSlice;
+      c.at.push_back(to);
+      c.costs.push_back(cost_of(t, seq, from, to) * double(t.a.group));
     }
   }
   return c;
@@ -125,7 +127,7 @@ std::vector<Share> balance(const Problem& p, const BackwardTiling& t, int64_t* p
   constexpr int64_t kMostParts = 32;
   std::vector<Share> best;
   double least = 1e30;
-  const int64_t blocks = std::max<int64_t>(1, (p.max_k + t.block_k - 1) / t.block_k);
+  const int64_t blocks = std::max<int64_t>(1, (p.max_k + 127) / 128);
   for (int64_t n = 1; n <= std::min(blocks, kMostParts); ++n) {
     std::vector<Share> shares = share_out(p, t, n);
     double worst = 0, busiest = 0;
@@ -134,7 +136,7 @@ std::vector<Share> balance(const Problem& p, const BackwardTiling& t, int64_t* p
       worst = std::max(worst, imbalance_of(s));
       busiest += *std::max_element(s.begin(), s.end()) * double(cores);
     }
-    if (busiest < least * 0.97) least = busiest, best = std::move(shares), *parts = n;
+    if (busiest < least * 0.99) least = busiest, best = std::move(shares), *parts = n;
     if (worst <= kGoodEnough) break;
   }
   return best;

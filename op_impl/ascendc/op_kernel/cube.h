@@ -37,11 +37,11 @@ __aicore__ inline void ClearTail(const L1Tile<T>& tile, int32_t rows, int32_t co
   AscendC::PipeBarrier<PIPE_MTE2>();
 }
 
-// Buffers in L1, used in turn: MTE2 fills, MTE1 empties.
+// Buffers in L1, used in turn: MTE2 fills, MTE1 empties, in the same order. Several may be full at a time.
 class L1Ring {
  public:
   __aicore__ inline void SetUp(int32_t byte, int32_t bytes, int32_t slots, int32_t first_event) {
-    byte_ = byte, bytes_ = bytes, slots_ = slots, event_ = first_event, turn_ = 0;
+    byte_ = byte, bytes_ = bytes, slots_ = slots, event_ = first_event, fill_ = 0, empty_ = 0;
     for (int32_t i = 0; i < slots_; ++i) SetFlag<HardEvent::MTE1_MTE2>(event_ + i);
   }
   __aicore__ inline void WaitAllEmpty() {
@@ -49,20 +49,21 @@ class L1Ring {
   }
   template <class T>
   __aicore__ inline L1Tile<T> WaitEmpty(int32_t rows) {
-    WaitFlag<HardEvent::MTE1_MTE2>(event_ + turn_);
-    return {Local<T>(TPosition::A1, byte_ + turn_ * bytes_, bytes_), Align(rows, kFractal)};
+    WaitFlag<HardEvent::MTE1_MTE2>(event_ + fill_);
+    return {Local<T>(TPosition::A1, byte_ + fill_ * bytes_, bytes_), Align(rows, kFractal)};
   }
   __aicore__ inline void SignalFull() {
-    SetFlag<HardEvent::MTE2_MTE1>(event_ + turn_);
-    WaitFlag<HardEvent::MTE2_MTE1>(event_ + turn_);
+    SetFlag<HardEvent::MTE2_MTE1>(event_ + fill_);
+    WaitFlag<HardEvent::MTE2_MTE1>(event_ + fill_);
+    fill_ = fill_ + 1 < slots_ ? fill_ + 1 : 0;
   }
   __aicore__ inline void SignalEmpty() {
-    SetFlag<HardEvent::MTE1_MTE2>(event_ + turn_);
-    turn_ = turn_ + 1 < slots_ ? turn_ + 1 : 0;
+    SetFlag<HardEvent::MTE1_MTE2>(event_ + empty_);
+    empty_ = empty_ + 1 < slots_ ? empty_ + 1 : 0;
   }
 
  private:
-  int32_t byte_ = 0, bytes_ = 0, slots_ = 0, event_ = 0, turn_ = 0;
+  int32_t byte_ = 0, bytes_ = 0, slots_ = 0, event_ = 0, fill_ = 0, empty_ = 0;
 };
 
 // How an operand lies in L1, relative to how the product needs it.

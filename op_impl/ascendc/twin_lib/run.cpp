@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ascendc/op_host/tiling.h"
+#include "ascendc/schedule.h"
 #include "launch.h"
 
 // The kernels, each compiled in its own unit.
@@ -125,6 +126,7 @@ ms_twin::Options options(int32_t cores) {
   o.strict_pipe = settings.strict;
   o.effects = o.hazards = settings.effects;
   o.reverse_order = settings.reverse;
+  o.whole_outputs = settings.effects;
   return o;
 }
 
@@ -278,6 +280,17 @@ std::string describe_backward(const Problem& p) {
   for (const BackwardItem& w : plan.items) {
     s << comma << "[" << w.batch << ", " << w.kv_head << ", " << w.key0 << ", " << w.key1 << ", " << w.part << "]";
     comma = ", ";
+  }
+  s << "], \"pairs\": [";
+  comma = "";
+  auto sequences = [&](int64_t b) { return p.seq[b]; };
+  for (int64_t core = 0; core < t.cores; ++core) {
+    PairStream<const BackwardItem*, decltype(sequences)> pairs(t, plan.items.data(), sequences, core);
+    for (Pair pair; pairs.next(&pair);) {
+      s << comma << "[" << core << ", " << pair.batch << ", " << pair.head << ", " << pair.row0 << ", " << pair.rows
+        << ", " << pair.key0 << ", " << pair.keys << ", " << pair.part << "]";
+      comma = ", ";
+    }
   }
   s << "]}";
   return s.str();
