@@ -100,8 +100,16 @@ class Case:
     def back(self, x, heads):
         return x if self.layout == "TND" else native.from_layout(x, self.layout, heads)
 
+    def forward(self, lib=None):
+        return ascend.forward(self.inputs(), lib, **self.spec())
+
+    def backward(self, lib=None):
+        """Gradients of the kernel's own forward; a bias has none here."""
+        dout = self.dout if self.layout == "TND" else native.to_layout(self.dout, self.layout)
+        return ascend.backward(self.inputs(), self.forward(lib), dout, self.dlse, lib, **self.spec())
+
     def check_forward(self, lib=None):
-        result = ascend.forward(self.inputs(), lib, **self.spec())
+        result = self.forward(lib)
         exact = flash_rule.evaluate(self.call, None)
         naive = flash_rule.evaluate(self.call, None, rounding=self.dtype)
         got = {"out": self.back(result["out"], self.call["q"].shape[1]), "lse": result["lse"]}
@@ -109,11 +117,7 @@ class Case:
         return result
 
     def check_backward(self, lib=None):
-        """Gradients of the kernel's own forward; a bias has none here."""
-        inputs, spec = self.inputs(), self.spec()
-        saved = ascend.forward(inputs, lib, **spec)
-        dout = self.dout if self.layout == "TND" else native.to_layout(self.dout, self.layout)
-        grads = ascend.backward(inputs, saved, dout, self.dlse, lib, **spec)
+        grads = self.backward(lib)
         exact = flash_rule.evaluate(self.call, self.dout, self.dlse)
         naive = flash_rule.evaluate(self.call, self.dout, self.dlse, rounding=self.dtype)
         heads, kv_heads = self.call["q"].shape[1], self.call["k"].shape[1]
@@ -173,6 +177,9 @@ FEATURES = {
     "dropout lengths": {"dropout": 0.1, "seed": 3, "lengths": [(30, 30), (50, 20)]},
     "d 16": {"d": 16}, "d 48": {"d": 48, "sq": 33}, "d 80": {"d": 80}, "d 128": {"d": 128}, "d 144": {"d": 144},
     "d 192": {"d": 192}, "d 256": {"d": 256},
+    "d 40": {"d": 40}, "d 5, dv 33": {"d": 5, "dv": 33, "right": 0},
+    "d 24, lengths": {"d": 24, "lengths": [(9, 70), (3, 5)]},
+    "d 8, packed QKV": {"d": 8, "packed": True, "layout": "BSND", "batch": 2},
     "dv differs": {"d": 64, "dv": 32}, "dv larger": {"d": 32, "dv": 160},
     "one query": {"sq": 1, "sk": 65}, "one key": {"sq": 65, "sk": 1}, "one of each": {"sq": 1, "sk": 1},
     "odd lengths": {"sq": 37, "sk": 203}, "no keys": {"sq": 20, "sk": 0},
@@ -246,9 +253,9 @@ SPLIT = [{"sq": 200, "sk": 1500, "heads": 1, "d": 64}, {"sq": 300, "sk": 900, "h
 def test_results_are_bit_equal_for_any_number_of_cores_and_order(case):
     case = Case(7, **case)
     results = []
-    for cores, reverse in ((1, 0), (2, 0), (3, 0), (3, 1), (20, 0)):
+    for cores, reverse in ((1, 0), (3, 0), (3, 1), (20, 0)):
         with ascend.Settings(cores=cores, reverse=reverse):
-            results.append({**case.check_forward(), **case.check_backward()})
+            results.append({**case.forward(), **case.backward()})
     for other in results[1:]:
         assert_same(results[0], other)
 

@@ -7,6 +7,7 @@
 
 #include "ascendc/op_host/tiling.h"
 #include "ascendc/schedule.h"
+#include "ascendc/twin_lib/pad.h"
 #include "launch.h"
 
 // The kernels, each compiled in its own unit.
@@ -161,6 +162,11 @@ void finish(const ms_twin::Report& report) {
 }  // namespace
 
 void run_forward(const Problem& p) {
+  if (Padded::needed(p)) {
+    const Padded padded(p, false);
+    run_forward(padded.problem);
+    return padded.copy_back();
+  }
   ForwardPlan plan = plan_forward(p, settings.soc, chosen());
   ForwardTiling& t = plan.tiling;
   locate_packed(p, &t.a);
@@ -180,6 +186,11 @@ void run_forward(const Problem& p) {
 }
 
 void run_backward(const Problem& p) {
+  if (Padded::needed(p)) {
+    const Padded padded(p, true);
+    run_backward(padded.problem);
+    return padded.copy_back();
+  }
   BackwardPlan plan = plan_backward(p, settings.soc, chosen());
   BackwardTiling& t = plan.tiling;
   locate_packed(p, &t.a);
