@@ -292,8 +292,7 @@ class BackwardVector {
       CopyIn(out16, Global<T>(saved_.out, b * a.out.b + h * a.out.h + row * a.out.s), a.out.s, n, a.dv, width);
       CopyIn(dout16, Global<T>(saved_.dout, b * t_.dout.b + h * t_.dout.h + row * t_.dout.s), t_.dout.s, n, a.dv,
              width);
-      score_.SignalFull();
-      grad_.SignalFull();
+      grad_.SignalFull();  // both: MTE2 sets its flags after all it has copied
       const LocalTensor<float> dlse = stats_in_.WaitEmpty<float>();
       if (t_.has_dlse) CopyIn(dlse, Global<float>(saved_.dlse, at), n, 1, n, kLanes);
       stats_in_.SignalFull();
@@ -310,7 +309,6 @@ class BackwardVector {
       AscendC::PipeBarrier<PIPE_V>();
       // columns beyond dv are read as zeros next time as well
       AscendC::Duplicate(dout, 0.0f, padded * width);
-      AscendC::PipeBarrier<PIPE_V>();
       score_.SignalEmpty();
       grad_.SignalEmpty();
       if (t_.has_dlse) AscendC::Sub(sum, sum, dlse, n);
@@ -340,11 +338,9 @@ class BackwardVector {
       CopyIn(stats[2 * lanes], ws_.Delta(at), count, 1, count, lanes);
       stats_in_.SignalFull();
       AscendC::Maxs(stats[lanes], stats[lanes], 1e-30f, lanes);
-      AscendC::PipeBarrier<PIPE_V>();
       AscendC::Duplicate(scratch_, 1.0f, lanes);
       AscendC::PipeBarrier<PIPE_V>();
       AscendC::Div(stats[lanes], scratch_, stats[lanes], lanes);
-      AscendC::PipeBarrier<PIPE_V>();
       for (int32_t r = 0; r < count; r += step) {
         ScoreTile tile{p.batch, first + r, Min(step, count - r), 0, p.key0, p.keys, width};
         tile.padded = Align(tile.count, 8);
@@ -360,7 +356,6 @@ class BackwardVector {
     const int32_t n = tile.padded, width = tile.width, at = tile.first * t_.block_k;
     const LocalTensor<float> s = score_.WaitEmpty<float>();
     CopyIn(s, ws_.Score(turn)[at], t_.block_k, tile.count, tile.keys, width);
-    score_.SignalFull();
     const LocalTensor<float> g = grad_.WaitEmpty<float>();
     CopyIn(g, ws_.Grad(turn)[at], t_.block_k, tile.count, tile.keys, width);
     grad_.SignalFull();
@@ -512,7 +507,6 @@ class BackwardVector {
         CopyOut(Global<T>(grads_.dsinks, h), out, 1, 1, 1, kFractal);
       }
       prob_.SignalEmpty();
-      AscendC::PipeBarrier<PIPE_V>();
     }
   }
 

@@ -77,7 +77,6 @@ class Philox {
     AscendC::Muls(group, group, 4 * block_bytes_ - 4, width);
     AscendC::PipeBarrier<PIPE_V>();
     AscendC::Sub(offset, offset, group, width);  // ... less 4 group blocks, plus the group's place
-    AscendC::PipeBarrier<PIPE_V>();
   }
 
   __aicore__ inline void Rounds(uint32_t key0, uint32_t key1) {
@@ -143,7 +142,6 @@ class Philox {
       for (int32_t j = i < 2 ? 0 : i - 2; j <= (i < 2 ? i : 2); ++j) {
         if (fresh) {
           AscendC::Muls(sum, Word(kDigit + j), digit[i - j], lanes_);
-          AscendC::PipeBarrier<PIPE_V>();
         } else {
           AscendC::Muls(term, Word(kDigit + j), digit[i - j], lanes_);
           AscendC::PipeBarrier<PIPE_V>();

@@ -226,7 +226,6 @@ class ForwardVector {
     if (!s.keys) {
       AscendC::Duplicate(RowMax(turn), kLowest, kLanes);
       AscendC::Duplicate(RowSum(turn), 0.0f, kLanes);
-      AscendC::PipeBarrier<PIPE_V>();
       return;
     }
     const TileRows rows(s, t_.pack);
@@ -275,7 +274,6 @@ class ForwardVector {
     AscendC::PipeBarrier<PIPE_V>();
     if (!first) AscendC::Add(row_sum, row_sum, alpha_sum_, n);
     if (t_.a.dropout) {  // after the sum: dropout does not change it
-      AscendC::PipeBarrier<PIPE_V>();
       pieces_.DrawKept(tile, rows);
       pieces_.Keep(s, tile, rows);
     }
@@ -283,7 +281,6 @@ class ForwardVector {
     AscendC::Cast(p, s, AscendC::RoundMode::CAST_RINT, uint32_t(tile.Elements()));
     input_.SignalEmpty();
     prob_.SignalFull();
-    AscendC::PipeBarrier<PIPE_V>();
     CopyOut(ws_.Prob(turn)[tile.first * t_.stack_n], p, t_.stack_n, tile.count, Align(tile.keys, kFractal), width);
     prob_.SignalEmpty();
   }
@@ -355,7 +352,6 @@ class ForwardVector {
     const int32_t end = share.first + share.count, dv = t_.a.dv;
     const LocalTensor<float> factor = spread_, stats = stats_out_.WaitEmpty<float>();
     AscendC::Duplicate(factor, 1.0f, kLanes);
-    AscendC::PipeBarrier<PIPE_V>();
     if (t_.a.sinks != DataType::none) AddSinks(rows, share, row_max, row_sum, factor);
     AscendC::Ln(stats, row_sum, kLanes);
     AscendC::Adds(stats[kLanes], row_max, 0.0f, kLanes);
@@ -439,7 +435,6 @@ class ForwardVector {
       Spread(spread_, factor, Align(share.count, 8));
       AscendC::PipeBarrier<PIPE_V>();
       AscendC::Add(row_sum, row_sum, x, share.count);
-      AscendC::PipeBarrier<PIPE_V>();
       input_.SignalEmpty();
       for (int32_t r = 0; r < share.count; r += step) {
         const int32_t n = Min(step, share.count - r);
@@ -449,7 +444,6 @@ class ForwardVector {
         WithRow<MultiplyRow>(o, o, spread_[r * 8], n, dv);
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Add(acc_[r * dv], acc_[r * dv], o, n * dv);
-        AscendC::PipeBarrier<PIPE_V>();
         input_.SignalEmpty();
       }
     }

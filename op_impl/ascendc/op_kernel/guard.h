@@ -103,8 +103,7 @@ class Guard {
              a_.d, wide);
       CopyIn(value16, Global<T>(in_.value, a_.v.offset + c.b * a_.v.b + c.head * a_.v.h + row * a_.v.s), a_.v.s, c.rows,
              a_.dv, wide);
-      keys_.SignalFull();
-      values_.SignalFull();
+      values_.SignalFull();  // both: MTE2 sets its flags after all it has copied
       AscendC::Cast(Tile(kKey), key16, AscendC::RoundMode::CAST_NONE, uint32_t(elements));
       AscendC::Cast(Tile(kValue), value16, AscendC::RoundMode::CAST_NONE, uint32_t(elements));
       AscendC::PipeBarrier<PIPE_V>();
@@ -209,7 +208,6 @@ class Guard {
     AscendC::WholeReduceSum(scratch, x, kLanes, 1, 1, 1, 8);
     AscendC::PipeBarrier<PIPE_V>();
     AscendC::Adds(x, scratch, 0.0f, 1);
-    AscendC::PipeBarrier<PIPE_V>();
   }
 
   const AttentionTiling& a_;

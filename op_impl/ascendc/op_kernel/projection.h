@@ -15,7 +15,6 @@ class Projection {
     weights_.SetUp(l1_byte + kSlots * kTile * kTile * 2, kTile * kTile * 2, kSlots, kSlots);
     ones_ = {Local<T>(TPosition::A1, l1_byte + 2 * kSlots * kTile * kTile * 2, kTile * kFractal * 2), kTile};
     AscendC::Fill(ones_.data, AscendC::InitConstValueParams<T>(1, kTile, 0, static_cast<T>(1.0f)));
-    AscendC::PipeBarrier<PIPE_MTE2>();
   }
   __aicore__ inline void WaitAllEmpty() {
     rows_.WaitAllEmpty();

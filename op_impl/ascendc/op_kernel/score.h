@@ -40,7 +40,6 @@ class ScorePieces {
         offset_ = uint64_t(Global<int64_t>(in.seed, 0).GetValue(1));
       }
     }
-    AscendC::PipeBarrier<PIPE_V>();
   }
   __aicore__ inline void WaitAllEmpty() { planes_.WaitAllEmpty(); }
 
@@ -164,7 +163,6 @@ class ScorePieces {
         else
           AscendC::Adds(s[r * t.width], s[r * t.width], value, t.width);
       }
-      AscendC::PipeBarrier<PIPE_V>();
       return;
     }
     const LocalTensor<float> bias = FetchFloat(a_->bias, in_->bias, t, rows);
@@ -172,7 +170,6 @@ class ScorePieces {
     AscendC::CompareScalar(bits_, bias, kMinusInf, AscendC::CMPMODE::NE, uint32_t(t.Elements()));
     AscendC::PipeBarrier<PIPE_V>();
     AscendC::Select(s, bits_, s, kMinusInf, AscendC::SELMODE::VSEL_TENSOR_SCALAR_MODE, uint32_t(t.Elements()));
-    AscendC::PipeBarrier<PIPE_V>();
     planes_.SignalEmpty();
   }
 
@@ -203,7 +200,6 @@ class ScorePieces {
           Fill(s[r * t.width], 0, t.keys, masked);
           if (has_slope_) Fill(slope_[r * t.width], 0, t.keys, 0);
         }
-      AscendC::PipeBarrier<PIPE_V>();
       return;
     }
     FetchBits(a_->mask, in_->mask, AscendC::CMPMODE::EQ, t, rows);
@@ -211,7 +207,6 @@ class ScorePieces {
     AscendC::PipeBarrier<PIPE_V>();
     if (!has_slope_) return;
     AscendC::Select(slope_, bits_, slope_, 0.0f, AscendC::SELMODE::VSEL_TENSOR_SCALAR_MODE, uint32_t(t.Elements()));
-    AscendC::PipeBarrier<PIPE_V>();
   }
 
   // bits_ = a plane of bytes, compared with 0
