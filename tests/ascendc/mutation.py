@@ -202,10 +202,15 @@ class Rewriter:
         self._edit(start, end, f"ms_mutation::{function}({number}, ", ")")
 
     def strides(self):
-        for name, which in STRIDES.items():
+        for name, all_of_them in STRIDES.items():
             for match in re.finditer(rf"\b{name}\b(?:<[^;(){{}}]*>)?(?:\s+\w+)?\s*[({{]", self.code):
+                which = all_of_them
                 end = closing(self.code, match.end() - 1)
                 spans = _arguments(self.code, match.end(), end)
+                if name == "DataCopyExtParams" and spans and self.code[slice(*self._trim(*spans[0]))] == "1":
+                    which = (1,)  # a single burst has no stride
+                if name == "Nd2NzParams" and len(spans) > 1 and self.code[slice(*self._trim(*spans[1]))] == "1":
+                    which = (5,)  # a single row has no pitch
                 for index in which:
                     # One argument is a copy, and a declared parameter has a name beside its type.
                     if index < len(spans) and len(spans) > 2 and "&" not in self.code[match.end() : end]:
