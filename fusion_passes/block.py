@@ -306,7 +306,7 @@ class Block:
                 ("query", heads.heads), ("key", heads.kv_heads), ("value", heads.kv_heads)))
         one = (1,)
         merged_heads = self._rows("query", heads.heads * spec.attention.v_head_dim)
-        results = [spec.out_shape, *((one,) * 3 if spec.recompute else (q, k, v)),
+        results = [spec.out_shape, q, k, v,
                    merged_heads if spec.has("w_o") else one]
         y, *saved = emit.custom(lambda: backend.mha_forward(spec), refs, [(s, spec.dtype) for s in results] + [
             (spec.attention.lse_shape, "float32")] * 2)
@@ -320,7 +320,7 @@ class Block:
             shapes = [(by_name[n].shape, by_name[n].dtype) if n in spec.grads and by_name[n] is not None
                       else (one, spec.dtype) for n in GRADIENTS]
             made.gradient = self._put_gradients(made, emit, emit.custom(
-                lambda: backend.mha_backward(spec), inputs, shapes))
+                lambda: backend.mha_backward(spec), inputs, [*shapes, (spec.work_shape, spec.dtype)]))
             if self.bias_grad is not None:
                 bias = spec.inputs[MHA_SLOTS.index("bias")]
                 emit.custom(lambda: backend.mha_bias_grad(spec), inputs, [(bias.shape, bias.dtype)])

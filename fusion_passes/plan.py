@@ -112,7 +112,7 @@ class Planner:
     def _widened(self, made):
         """`made`, at level block where that is wanted and possible, checked as a whole; and why it is not, if so."""
         narrow = ""
-        if takes_projections(self.options["level"], made.spec):
+        if takes_projections(self.options):
             try:
                 wide = Block(self.grammar, made, self.options).build()
                 Removal(self.grammar, wide).run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 from . import op_table
@@ -35,8 +36,19 @@ class MhaSpec:
 
     @property
     def saved(self) -> tuple[int, ...]:
-        """Which results of the forward the backward receives, in its order."""
-        return (1, 2, 3, 4 if self.has("w_o") else 0, 5, 6)
+        """Which results of the forward the backward takes, in its order; row_max for q, k, v that it computes anew."""
+        qkv = (5, 5, 5) if self.recompute else (1, 2, 3)
+        return (*qkv, 4 if self.has("w_o") else 0, 5, 6)
+
+    @property
+    def work_shape(self) -> tuple[int, ...]:
+        """Shape of the working memory, the last result of the backward: see op_impl/cpu/mha.cpp."""
+        spec, padded = self.attention, lambda n: (n + 31) // 32 * 32
+        shapes = [arg.shape for arg in spec.inputs[:3]]
+        if any(shape is None or -1 in shape for shape in shapes):
+            return (-1,)
+        attn = padded(math.prod(spec.out_shape)) if self.has("w_o") else 0
+        return (attn + sum(padded(math.prod(shape)) for shape in shapes) * (2 if self.recompute else 1),)
 
     def has(self, name: str) -> bool:
         """Whether the input of that name is given."""

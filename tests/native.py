@@ -218,12 +218,11 @@ def mha_forward(inputs, *, channels, layout="BSH", **options):
     """inputs: arrays by slot name. channels: those of y, q, k, v, attn. Returns these and the statistics by name."""
     given = _turned(inputs, layout)
     x, keys = given["x"], given["x"] if given.get("context") is None else given["context"]
-    kept, no_w_o = not options.get("recompute", False), given.get("w_o") is None
+    no_w_o = given.get("w_o") is None
     rows = (inputs["x"].shape[0], options["num_heads"], inputs["x"].shape[1])
     sizes = dict(zip(("y", "q", "k", "v", "attn"), channels))
     outputs = [((*(keys if name in "kv" else x).shape[:2], n), x.dtype) for name, n in sizes.items()]
-    outputs = [((1,), x.dtype) if (name in "qkv" and not kept) or (name == "attn" and no_w_o) else output
-               for name, output in zip(sizes, outputs)]
+    outputs = [((1,), x.dtype) if name == "attn" and no_w_o else output for name, output in zip(sizes, outputs)]
     results = call("mha_fwd", _mha_text(given, layout=layout, **options), [given.get(slot) for slot in MHA_SLOTS],
                    outputs + [(rows, np.float32)] * 2)
     saved = dict(zip(("y", "q", "k", "v", "attn", "row_max", "row_sum"), results))
@@ -243,6 +242,12 @@ def mha_backward(inputs, saved, dy, *, channels, layout="BSH", **options):
         saved["q"], saved["k"], saved["v"], attn, saved["row_max"], saved["row_sum"], dy]
     outputs = [(given[name].shape, given[name].dtype) if name in wanted else ((1,), given["x"].dtype)
                for name in MHA_GRADIENTS]
+    pieces = [saved[name] for name in "qkv"] * (2 if options.get("recompute") else 1)
+    pieces += [] if inputs.get("w_o") is None else [saved["attn"]]
+    work = sum((piece.size + 31) // 32 * 32 for piece in pieces)
+    if options.get("recompute"):    # what is handed over in their place is not looked at
+        operands[len(MHA_SLOTS):len(MHA_SLOTS) + 3] = [np.full(1, np.nan, given["x"].dtype)] * 3
+    outputs.append(((work,), given["x"].dtype))
     grads = {"d" + name: grad for name, grad in zip(MHA_GRADIENTS, call("mha_bwd", text, operands, outputs))}
     assert all(not grads.pop("d" + name).any() for name in MHA_GRADIENTS if name not in wanted)
     if inputs.get("bias") is not None:

@@ -86,7 +86,7 @@ class Backend(abc.ABC):
                               spec.has("sinks"))
         if op == "MsFlashMhaFwd":
             return make_mha_bprop(self.mha_backward(spec), self.mha_bias_grad(spec) if spec.has("bias") else None,
-                                  spec.has("w_o"))
+                                  spec.saved)
         return no_second_order if op in ("MsFlashBwd", "MsFlashBiasGrad") else no_mha_second_order
 
     @functools.cached_property
@@ -137,21 +137,19 @@ def gradient_if(x, grad):
     return grad
 
 
-def make_mha_bprop(backward, bias_grad, has_w_o):
+def make_mha_bprop(backward, bias_grad, saved):
     """The same for the block op."""
 
     def bprop(x, context, context_v, w_q, w_k, w_v, b_q, b_k, b_v, w_o, b_o, attn_mask, bias, alibi_slopes, sinks, seed,
               drop_mask, out, dout):
-        attn = out[4]
-        if not has_w_o:
-            attn = out[0]
+        q, k, v, attn = out[saved[0]], out[saved[1]], out[saved[2]], out[saved[3]]
         g = backward(x, context, context_v, w_q, w_k, w_v, b_q, b_k, b_v, w_o, b_o, attn_mask, bias, alibi_slopes,
-                     sinks, seed, drop_mask, out[1], out[2], out[3], attn, out[5], out[6], dout[0])
+                     sinks, seed, drop_mask, q, k, v, attn, out[5], out[6], dout[0])
         if bias_grad is None:
             dbias = no_gradient(bias)
         else:
             dbias = bias_grad(x, context, context_v, w_q, w_k, w_v, b_q, b_k, b_v, w_o, b_o, attn_mask, bias,
-                              alibi_slopes, sinks, seed, drop_mask, out[1], out[2], out[3], attn, out[5], out[6],
+                              alibi_slopes, sinks, seed, drop_mask, q, k, v, attn, out[5], out[6],
                               dout[0])
             if isinstance(dbias, tuple):
                 dbias = dbias[0]

@@ -84,7 +84,7 @@ int dtype_source(Op op, const Spec& s, int output) {
 int dtype_source(MhaOp op, const MhaSpec& s, int output) {
   if (op == MhaOp::bias_grad) return s.position(kMhaBias);
   if (op == MhaOp::forward) return output < 5 ? s.position(kX) : -1;
-  return s.position(s.wants(output) ? input_of(MhaGradient(output)) : int(kX));
+  return s.position(output < kMhaGradients && s.wants(output) ? input_of(MhaGradient(output)) : int(kX));
 }
 
 int saved_inputs(Op op) { return op == Op::forward ? 0 : kBackwardInputs - kForwardInputs; }

@@ -13,7 +13,7 @@ MSF_EXPORT int msflash_cpu_call(const char* op, const char* spec, int nparam, vo
 
 // Output shapes from the shapes of the inputs that are present (-1: unknown length, {-2}: unknown rank), and for each
 // output the present input that it takes its dtype from (-1: float32).
-constexpr int kMsFlashMostOutputs = 12;
+constexpr int kMsFlashMostOutputs = 13;
 struct MsFlashOutputs {
   int count;
   int ndims[kMsFlashMostOutputs], dtype_of_input[kMsFlashMostOutputs];

@@ -40,6 +40,35 @@ class Memory {
   void* data_ = nullptr;
 };
 
+constexpr int64_t kWorkStep = 32;  // elements, 64 bytes of the smallest: where arrays begin
+int64_t padded(int64_t n) { return (n + kWorkStep - 1) / kWorkStep * kWorkStep; }
+
+// Elements of working memory of a backward: the gradients of q, k, v and of the attention output, and q, k, v anew.
+int64_t work_elements(const MhaSpec& spec, const int64_t (&sizes)[3], int64_t attn) {
+  int64_t n = spec.has(kWo) ? padded(attn) : 0;
+  for (int64_t size : sizes) n += padded(size) * (spec.recompute ? 2 : 1);
+  return n;
+}
+
+// Hands out pieces of an array. Working memory is an output of the op that nobody reads: so it comes from the pool of
+// MindSpore, which has it free again after the op, and adds nothing to the peak of a step.
+class Work {
+ public:
+  explicit Work(const Array& memory) : memory_(memory) {}
+  Array array(Shape shape) {
+    int64_t n = 1;
+    for (int64_t s : shape) n *= s;
+    char* at = static_cast<char*>(memory_.data) + used_ * size_of(memory_.dtype);
+    used_ += padded(n);
+    if (used_ > memory_.shape[0]) fail("the working memory has ", memory_.shape[0], " elements, which is too small.");
+    return {at, std::move(shape), memory_.dtype};
+  }
+
+ private:
+  Array memory_;
+  int64_t used_ = 0;
+};
+
 // What turns hidden states into queries, keys or values: some of the output channels of a weight.
 struct Projection {
   int source, weight, bias;                // slots
@@ -95,21 +124,15 @@ class Mha {
 
   void forward(const Array* out) {
     const Array &y = out[0], &saved_attn = out[4];
-    Memory memory[5];
+    Memory lse_memory;
     Array qkv[3];
-    for (int part = 0; part < 3; ++part) {
-      qkv[part] =
-          spec_.recompute ? memory[part].array(projected(part), dtype_) : reshaped(out[1 + part], projected(part));
-      project(part, qkv[part]);
-      if (spec_.recompute) std::memset(out[1 + part].data, 0, size_of(dtype_));
-    }
+    for (int part = 0; part < 3; ++part) project(part, qkv[part] = reshaped(out[1 + part], projected(part)));
     const Array attn = spec_.has(kWo) ? saved_attn : y;
     if (!spec_.has(kWo)) std::memset(saved_attn.data, 0, size_of(dtype_));
-    const Array lse = memory[3].array(out[5].shape, DType::f32);
+    const Array lse = lse_memory.array(out[5].shape, DType::f32);
     std::vector<Array> p = attention_inputs(qkv);
     p.insert(p.end(), {attn, lse, out[5], out[6]});
     run(Op::forward, spec_.attention, p);
-    for (Memory& m : memory) m.release();
     if (!spec_.has(kWo)) return;
     Gemm g = gemm(tokens(attn), out_channels_, rows(y), spec_.has(kBo) ? &params_[kBo] : nullptr);
     g.add(rows(attn), output_weight().transposed(), attn.shape[2]);
@@ -125,21 +148,20 @@ class Mha {
     inside |= before;
     if (spec_.wants(kDwo)) output_weight_gradient(grads[kDwo]);
     if (spec_.wants(kDbo)) sum_rows(params_[kDy], {1}, 0, grads[kDbo]);
-    Memory saved[3], dattn_memory, memory[3], sinks_memory;
+    Memory sinks_memory;
     Array dqkv[3];
+    Work work(grads[kMhaGradients]);
     if (inside) {
       Array qkv[3];
-      restore(saved, qkv);
+      restore(&work, qkv);
       std::vector<Array> p = attention_inputs(qkv);
-      add_saved(dattn(dattn_memory), &p);
-      for (int part = 0; part < 3; ++part) p.push_back(dqkv[part] = memory[part].array(projected(part), dtype_));
+      add_saved(dattn(&work), &p);
+      for (int part = 0; part < 3; ++part) p.push_back(dqkv[part] = work.array(projected(part)));
       const bool sinks = spec_.has(kMhaSinks);
       p.push_back(spec_.wants(kDsinks) ? grads[kDsinks]
                                        : sinks_memory.array(sinks ? params_[kMhaSinks].shape : Shape{1},
                                                             sinks ? params_[kMhaSinks].dtype : DType::f32));
       run(Op::backward, spec_.attention, p);
-      dattn_memory.release();
-      for (Memory& m : saved) m.release();
     }
     for (int part = 0; before && part < 3; ++part) {
       const Projection& p = projection_[part];
@@ -153,11 +175,12 @@ class Mha {
   }
 
   void bias_grad(const Array& dbias) {
-    Memory saved[3], dattn_memory;
+    Memory memory;
+    Work work(memory.array({work_elements()}, dtype_));
     Array qkv[3];
-    restore(saved, qkv);
+    restore(&work, qkv);
     std::vector<Array> p = attention_inputs(qkv);
-    add_saved(dattn(dattn_memory), &p);
+    add_saved(dattn(&work), &p);
     p.push_back(dbias);
     run(Op::bias_grad, spec_.attention, p);
   }
@@ -230,6 +253,12 @@ class Mha {
     return shape;
   }
 
+  int64_t work_elements() const {
+    int64_t sizes[3];
+    for (int part = 0; part < 3; ++part) sizes[part] = tokens(params_[source_[part]]) * projection_[part].out;
+    return msf::work_elements(spec_, sizes, tokens(params_[kX]) * heads() * head_dim_v_);
+  }
+
   static Array reshaped(Array x, Shape shape) {
     x.shape = std::move(shape);
     return x;
@@ -280,10 +309,10 @@ class Mha {
   }
 
   // q, k and v: those that were kept, or the same anew
-  void restore(Memory* memory, Array* qkv) const {
+  void restore(Work* work, Array* qkv) const {
     for (int part = 0; part < 3; ++part)
       if (spec_.recompute)
-        project(part, qkv[part] = memory[part].array(projected(part), dtype_));
+        project(part, qkv[part] = work->array(projected(part)));
       else
         qkv[part] = params_[kSavedQ + part];
   }
@@ -304,12 +333,12 @@ class Mha {
   }
 
   // Gradient of the attention output
-  Array dattn(Memory& memory) const {
+  Array dattn(Work* work) const {
     const Array& dy = params_[kDy];
     if (!spec_.has(kWo)) return dy;
     Shape shape = dy.shape;
     shape[2] = heads() * head_dim_v_;
-    const Array out = memory.array(shape, dtype_);
+    const Array out = work->array(shape);
     Gemm g = gemm(tokens(dy), shape[2], rows(out));
     g.add(rows(dy), output_weight(), dy.shape[2]);
     multiply(g);
@@ -410,7 +439,7 @@ int MhaSpec::position(int slot) const {
 
 void run(MhaOp op, const MhaSpec& spec, const std::vector<Array>& params) {
   const int inputs = op == MhaOp::forward ? int(kMhaInputs) : int(kMhaBackwardInputs);
-  const size_t outputs = op == MhaOp::forward ? 7 : op == MhaOp::backward ? int(kMhaGradients) : 1;
+  const size_t outputs = op == MhaOp::forward ? 7 : op == MhaOp::backward ? kMhaGradients + 1 : 1;
   if (params.size() != inputs + outputs)
     fail("the op takes ", inputs + outputs, " arrays, but got ", params.size(), ".");
   Mha mha(spec, params);
@@ -427,11 +456,6 @@ std::vector<std::vector<int64_t>> infer_shapes(MhaOp op, const MhaSpec& spec,
   auto shape = [&](int slot) { return inputs.at(spec.position(slot)); };
   const Shape one{1};
   if (op == MhaOp::bias_grad) return {shape(kMhaBias)};
-  if (op == MhaOp::backward) {
-    std::vector<Shape> result;
-    for (int i = 0; i < kMhaGradients; ++i) result.push_back(spec.wants(i) ? shape(kInputOf[i]) : one);
-    return result;
-  }
   auto known = [&](int slot) {
     const Shape s = shape(slot);
     return s.size() == 3 ? s : Shape{-1, -1, -1};
@@ -459,11 +483,19 @@ std::vector<std::vector<int64_t>> infer_shapes(MhaOp op, const MhaSpec& spec,
   auto with = [](Shape s, int64_t last) { return s[2] = last, s; };
   const bool sbh = spec.attention.layout == Layout::SBH;
   const Shape rows{x[sbh ? 1 : 0], heads, x[sbh ? 0 : 1]};
-  const bool keep = !spec.recompute;
+  if (op == MhaOp::backward) {
+    std::vector<Shape> result;
+    for (int i = 0; i < kMhaGradients; ++i) result.push_back(spec.wants(i) ? shape(kInputOf[i]) : one);
+    auto size = [](const Shape& s, int64_t n) { return s[0] < 0 || s[1] < 0 || n < 0 ? -1 : s[0] * s[1] * n; };
+    const int64_t sizes[3] = {size(x, channels[0]), size(keys, channels[1]), size(keys, channels[2])};
+    const bool unknown = std::min({sizes[0], sizes[1], sizes[2]}) < 0 || merged < 0;
+    result.push_back({unknown ? -1 : work_elements(spec, sizes, size(x, merged))});
+    return result;
+  }
   return {with(x, spec.has(kWo) ? out_of(kWo) : merged),
-          keep ? with(x, channels[0]) : one,
-          keep ? with(keys, channels[1]) : one,
-          keep ? with(keys, channels[2]) : one,
+          with(x, channels[0]),
+          with(keys, channels[1]),
+          with(keys, channels[2]),
           spec.has(kWo) ? with(x, merged) : one,
           rows,
           rows};

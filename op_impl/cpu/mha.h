@@ -39,12 +39,12 @@ enum MhaSlot {
 
 enum class MhaOp { forward, backward, bias_grad };
 
-// Outputs of the backward.
+// Outputs of the backward; one more is working memory.
 enum MhaGradient { kDx, kDcontext, kDcontextV, kDwq, kDwk, kDwv, kDbq, kDbk, kDbv, kDwo, kDbo, kDsinks, kMhaGradients };
 
 // The `spec` attribute: "key=value;...|" and then that of the attention inside.
 struct MhaSpec {
-  bool recompute = false;    // q, k and v again in the backward, instead of keeping them
+  bool recompute = false;    // the backward computes q, k and v again, and what it gets for them is not looked at
   bool interleaved = false;  // packed weights are ordered (head, part, channel), not (part, head, channel)
   bool transposed[4] = {};   // w_q, w_k, w_v, w_o: stored (in, out)
   std::string inputs;        // one 0 or 1 per input slot
