@@ -379,9 +379,11 @@ class _State:
             and self.steps == {s for s in steps if s.kind in ("fill", "tanh")}
 
     def reaches(self, steps, bias) -> bool:
-        """Whether this is all that happens between the softmax and `bias`, before or after its own sign."""
-        after = steps[steps.index(bias) + 1:]
-        return self.complete(after) or _State(self.factor / bias.value, self.steps).complete(after)
+        """Whether the masks and softcap between the softmax and `bias` are gone through, and no others.
+
+        The factor may be any, as where the bias has one of its own: the leaf is that many times the kernel's gradient.
+        """
+        return self.steps == {s for s in steps[steps.index(bias) + 1:] if s.kind in ("fill", "tanh")}
 
 
 def _close(a, b):

@@ -139,7 +139,7 @@ _RULES = {
     "NotEqual": _simple(np.not_equal), "NeScalar": _simple(np.not_equal), "GreaterScalar": _simple(np.greater),
     "GreaterEqualScalar": _simple(np.greater_equal), "LessScalar": _simple(np.less),
     "LessEqualScalar": _simple(np.less_equal), "Minimum": _simple(np.minimum), "Maximum": _simple(np.maximum),
-    "BitwiseNot": _simple(np.logical_not), "Identity": lambda node, x, *_: x,
+    "BitwiseNot": _simple(np.invert), "Identity": lambda node, x, *_: x,
 }
 
 

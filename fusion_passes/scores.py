@@ -182,6 +182,8 @@ class ScoreGrammar:
                 return Step("scale", node, score, self._factor(node, other))
         for score, other in (node.inputs[:2], node.inputs[1::-1]):
             if score.static and self._leads_to_product(score):
+                if other.static and self._is_about_scores(other):
+                    raise Refusal("scores_modified", op=f"{node.op} with scores")
                 self._factor(node, other)
         raise Refusal("not_attention", detail="its input is a product of two Tensors, element by element")
 

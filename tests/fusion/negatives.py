@@ -382,3 +382,12 @@ class MaskedAfter(Attention):
 
     def weights(self, scores, x, pad):
         return super().weights(scores, x, pad).masked_fill(pad.reshape(BATCH, 1, 1, LENGTH), 0.0)
+
+
+@negative("scores_modified")
+class SquaredScores(Attention):
+    """Scores are multiplied by themselves."""
+
+    def scores(self, x, pad):
+        scores = super().scores(x, pad)
+        return scores * scores

@@ -214,6 +214,9 @@ def test_constants_are_evaluated():
                      ("Const", [], (), {"value": -10000.0, "type": "float32"}), ("Muls", [2, 3], (4, 4), {}))
     value = Constants(Views(graph)).value(graph.by_id[4])
     np.testing.assert_array_equal(value, np.triu(np.full((4, 4), -10000.0), 1))
+    graph = graph_of(const(5, 0), ("TupleToTensor", [0], (2,), {"dtype": "int64"}),
+                     ("BitwiseNot", [1], (2,), {"dtype": "int64"}))
+    np.testing.assert_array_equal(Constants(Views(graph)).value(graph.by_id[2]), [-6, -1])
 
 
 @pytest.mark.parametrize(("queries", "keys", "left", "right", "align"), [
