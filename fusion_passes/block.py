@@ -31,6 +31,7 @@ class Block:
         self.made, self.options = made, options
         self.entries = {entry["id"]: entry for entry in made.emit.new}
         ops = [entry for entry in made.emit.new if "prim" in entry]
+        ops = ops[[op["id"] for op in ops].index(made.out.operand["item"][0]):]    # without that which draws a seed
         self.forward, self.backward = ops[0], ops[1] if len(ops) > 1 else None
         self.bias_grad = ops[2] if len(ops) > 2 else None
         self.inner, self.slots, self.transposed = set(made.replaced), {}, [False] * 4

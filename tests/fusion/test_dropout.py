@@ -91,6 +91,18 @@ def test_sites_drop_differently():
     assert abs(losses[0]) > 1e-3
 
 
+@pytest.mark.parametrize("memory", ["keep", "recompute"])
+@pytest.mark.parametrize("cls", [Dropped, Twice])
+def test_block_level_drops_what_layout_drops(cls, memory):
+    losses, grads, _ = steps(cls, 1, 2, level="layout")
+    block_losses, block_grads, sites = steps(cls, 1, 2, level="block", memory=memory)
+    assert {site["level"] for site in sites} == {"block"}
+    np.testing.assert_allclose(block_losses, losses, rtol=1e-5, atol=1e-5)
+    largest = max(np.abs(grad).max() for grad in grads)
+    for block, grad in zip(block_grads, grads):
+        np.testing.assert_allclose(block, grad, rtol=1e-5, atol=1e-5 * largest)
+
+
 def test_switched_off():
     _, _, sites = steps(Dropped, 1, dropout=False)
     assert [site["code"] for site in sites] == ["dropout_off"]
