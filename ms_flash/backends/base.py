@@ -127,7 +127,8 @@ def make_bprop(backward, bias_grad, packed, has_sinks):
 def no_second_order(query, key, value, attn_mask, bias, alibi_slopes, sinks, seed, drop_mask, cu_q, cu_k, out, row_max,
                     row_sum, dout, dlse, grads, dgrads):
     """Stands where the gradient of the gradient would be: an error instead of silent zeros."""
-    raise RuntimeError("For 'flash_attention', second order and forward-mode gradients are not supported.")
+    raise RuntimeError("For 'flash_attention', second order and forward-mode gradients are not supported. Hint: where "
+                       "ms_flash.fuse() put it, ms_flash.unfuse() leaves the attention as written.")
 
 
 def gradient_if(x, grad):
@@ -164,4 +165,5 @@ def make_mha_bprop(backward, bias_grad, saved):
 def no_mha_second_order(x, context, context_v, w_q, w_k, w_v, b_q, b_k, b_v, w_o, b_o, attn_mask, bias, alibi_slopes,
                         sinks, seed, drop_mask, q, k, v, attn, row_max, row_sum, dy, grads, dgrads):
     """As `no_second_order`, for the block op."""
-    raise RuntimeError("For 'flash_attention', second order and forward-mode gradients are not supported.")
+    raise RuntimeError("For 'flash_attention', second order and forward-mode gradients are not supported. Hint: where "
+                       "ms_flash.fuse() put it, ms_flash.unfuse() leaves the attention as written.")
