@@ -62,7 +62,7 @@ cuda: $(STAMP)
 # Python itself is not instrumented, so the sanitizer's run time has to come first; libstdc++ beside it, or it finds no __cxa_throw.
 sanitize: $(STAMP)
 	$(VENV)/bin/cmake -S op_impl -B build/sanitize -DMSF_SANITIZE=ON -DCMAKE_CXX_COMPILER=$(CXX)
-	$(VENV)/bin/cmake --build build/sanitize --parallel $$(nproc)
+	$(VENV)/bin/cmake --build build/sanitize --target ms_flash_cpu --parallel $$(nproc)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 MS_FLASH_CPU_LIB=$(CURDIR)/build/sanitize/libms_flash_cpu.so \
 	$(PY) -m pytest -q --noconftest tests/fuzz $(ARGS)
