@@ -1,14 +1,7 @@
 # Every command of the project. `make demo` and `make test` need Python 3.11 and g++, nothing else by hand.
 PYTHON ?= python3.11
 CXX ?= g++
-# A process for each of these. In one process for all, MindSpore fails to compile nets that call ms_flash once many others
-# were compiled (tests/fusion first, say): "ValueProblem(DeadNode) can't be converted to abstract", for a reason not found.
-TESTS ?= $(filter-out tests/onnx/,$(sort $(dir $(wildcard tests/*/test_*.py)))) \
-         $(wildcard tests/onnx/test_*.py) $(wildcard tests/test_*.py)
-# 5: nothing was selected, as in a file whose tests are all slow
-RUN_TESTS = failed=; for part in $(TESTS); do \
-	echo "--- $$part"; $(PY) -m pytest -q $$part $(1) $(ARGS) || test $$? -eq 5 || failed="$$failed $$part"; \
-	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+TESTS ?= tests
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/ms_flash.stamp
@@ -52,10 +45,10 @@ demo: build
 	$(PY) samples/train_gpt.py $(ARGS)
 
 test: build
-	@$(call RUN_TESTS,-m 'not slow')
+	$(PY) -m pytest -q -m 'not slow' $(TESTS) $(ARGS)
 
 test-all: build
-	@$(call RUN_TESTS,)
+	$(PY) -m pytest -q $(TESTS) $(ARGS)
 
 # In Triton's interpreter, on the CPU; where a GPU is, benchmarks/gpu.py is the check.
 test-triton:

@@ -6,7 +6,7 @@ from mindspore import ops
 from mindspore.common import dtype as mstype
 from mindspore.common.generator import default_generator
 
-from ms_flash.resolve import GENERATOR_STEP, PLACEHOLDER, checked_flag, resolve
+from ms_flash.resolve import GENERATOR_STEP, PLACEHOLDER, checked_flag, op_of, resolve
 
 
 def _or_placeholder(x):
@@ -42,7 +42,7 @@ def attention(func, query, key, value, attn_mask, bias, alibi_slopes, sinks, see
     Beyond the public arguments: `drop_mask`, uint8, 1 = kept, replaces the drawn dropout mask; `mask_fill` is the
     finite score of positions that `attn_mask` masks out (``None``: -inf).
     """
-    op, seed_source, seed_shift, takes_none, shapes = resolve(
+    handle, seed_source, seed_shift, takes_none, shapes = resolve(
         func, backend, query, key, value, attn_mask, bias, alibi_slopes, sinks, seed, drop_mask, cu_q, cu_k,
         window_size, dropout_p, softmax_scale, causal, softcap, layout, causal_align, training, deterministic,
         precision_mode, block_m, block_n, num_heads, num_kv_heads, mask_fill)
@@ -62,6 +62,7 @@ def attention(func, query, key, value, attn_mask, bias, alibi_slopes, sinks, see
         alibi_slopes, sinks, seed, drop_mask = (_or_placeholder(alibi_slopes), _or_placeholder(sinks),
                                                 _or_placeholder(seed), _or_placeholder(drop_mask))
         cu_q, cu_k = _or_placeholder(cu_q), _or_placeholder(cu_k)
+    op = op_of(handle)
     outs = op(query, key, value, attn_mask, bias, alibi_slopes, sinks, seed, drop_mask, cu_q, cu_k)
     return outs[0], outs[1]
 

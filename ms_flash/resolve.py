@@ -6,6 +6,7 @@ Apart from functional.py, whose functions MindSpore's rewriting (AMP O1) copies:
 from __future__ import annotations
 
 import functools
+import threading
 
 import numpy as np
 from mindspore import Tensor, get_seed
@@ -27,8 +28,13 @@ class _Resolve(CompileTime):
     """Turns a request into the op that serves it.
 
     The arguments are the name of the public function, the backend, the inputs by slot, window_size and spec.OPTIONS.
-    The result is a tuple (op, seed_source, seed_shift, takes_none, shapes): `op` is the primitive to call;
-    `seed_shift` is for a drawn seed; `shapes` is ``None``, or those of (out, lse) when there is nothing to compute.
+    The result is a tuple (handle, seed_source, seed_shift, takes_none, shapes): `op_of(handle)` is the primitive to
+    call; `seed_shift` is for a drawn seed; `shapes` is ``None``, or those of (out, lse) when there is nothing to
+    compute.
+
+    The primitive itself must not be in the tuple. Once certain graphs were compiled in a process (see
+    test_graph_after_other_graphs), MindSpore 2.10 fails on every graph with a Custom inside a constant tuple:
+    "ValueProblem(DeadNode) can't be converted to abstract". By itself it is a constant like any other.
     """
 
     def __init__(self):
@@ -56,7 +62,18 @@ def _resolve(in_graph, func, backend, *args):
         raise value_error(func, f"the backend '{chosen.name}' needs shapes that are known when a graph is compiled, "
                                 f"but got query {spec.inputs[0]}. Hint: use another backend, or PyNative mode.")
     shift = _seed_shift(in_graph) if spec.seed_source == "generator" else None
-    return chosen.forward(spec), spec.seed_source, shift, chosen.takes_none, spec.empty_shapes
+    return _handle(chosen.forward(spec)), spec.seed_source, shift, chosen.takes_none, spec.empty_shapes
+
+
+def _handle(op):
+    """A number for `op`, which its backend keeps."""
+    found = _handles.get(id(op))
+    if found is None:
+        with _numbering:
+            found = _handles.setdefault(id(op), len(_ops))
+            if found == len(_ops):
+                _ops.append(op)
+    return found
 
 
 def _check_lengths(func, query, key, attn_mask, cu_q, cu_k):
@@ -120,7 +137,9 @@ def _seed_shift(in_graph):
 
 
 _shifts = {True: (0, 0), False: (0, 0)}
+_ops, _handles, _numbering = [], {}, threading.Lock()
 resolve = _Resolve()
+op_of = CompileTime("MsFlashOp", _ops.__getitem__)
 checked_flag = CompileTime("MsFlashFlag", _checked_flag)
 # A recomputed graph would draw anew, and its backward work with another mask than its forward.
 default_generator._generator.recompute(False)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -382,3 +386,63 @@ def test_mode_can_change_between_calls(backend):
     for graph in (True, False, True):
         ms.set_context(mode=ms.GRAPH_MODE if graph else ms.PYNATIVE_MODE)
         close(Attention(backend)(Q, K, V), out)
+
+
+AFTER_OTHER_GRAPHS = """
+import numpy as np
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+
+class LookedUpBias(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.table, self.at = nn.Embedding(8, 2), Tensor(np.arange(49).reshape(7, 7) % 8, ms.int32)
+
+    def construct(self, x):
+        scores = ops.matmul(x, x.swapaxes(3, 2))
+        scores += self.table(self.at).permute(2, 0, 1).expand_dims(0)
+        return ops.matmul(ops.softmax(scores.astype(ms.float32), axis=-1), x).sum()
+
+
+class Indexed(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Dense(8, 24)
+
+    def construct(self, x):
+        batch, heads, length, dim = x.shape
+        parts = self.qkv(x).reshape(batch, heads, length, 3, dim).permute(3, 0, 1, 2, 4)
+        return (parts[0] * parts[1] * parts[2]).sum()
+
+
+x = Tensor(np.random.randn(2, 2, 7, 8), ms.float32)
+for net in (LookedUpBias(), Indexed()):
+    gradient = ms.value_and_grad(net, None, net.trainable_params())
+
+    @ms.jit
+    def step(x):
+        return gradient(x)
+
+    step(x)
+
+import ms_flash
+
+
+@ms.jit
+def attention(x):
+    return ms_flash.flash_attention(x, x, x)
+
+
+print(attention(x).shape)
+"""
+
+
+def test_graph_after_other_graphs(tmp_path):
+    """Graphs without ms_flash in the same process: they once left MindSpore unable to compile those with it."""
+    script = tmp_path / "script.py"
+    script.write_text(AFTER_OTHER_GRAPHS)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "(2, 2, 7, 8)"
