@@ -6,47 +6,13 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
-#include <exception>
 #include <mutex>
-#include <new>
 #include <thread>
+
+#include "cpu/job.h"
 
 namespace msf {
 namespace {
-
-struct Scratch {
-  char* data = nullptr;
-  size_t size = 0;
-
-  ~Scratch() { release(); }
-  void release() {
-    free_aligned(data);
-    data = nullptr;
-    size = 0;
-  }
-};
-thread_local Scratch scratch;
-constexpr size_t kKeepScratch = size_t(8) << 20;  // more than this is given back after a call
-
-struct Job {
-  int64_t n;
-  void (*body)(void*, int64_t);
-  void* context;
-  std::atomic<int64_t> next{0};
-  std::mutex error_lock;
-  std::exception_ptr error;
-
-  void work() {
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) try {
-        body(context, i);
-      } catch (...) {
-        std::lock_guard<std::mutex> hold(error_lock);
-        if (!error) error = std::current_exception();
-        next.store(n, std::memory_order_relaxed);
-      }
-    if (scratch.size > kKeepScratch) scratch.release();
-  }
-};
 
 // Never destroyed: its threads may outlive every static of the library.
 class Pool {
@@ -144,23 +110,6 @@ void run_tasks(int64_t n, void (*body)(void*, int64_t), void* context) {
   if (threads <= 1 || nested || !the_pool().try_run(&job, int(threads))) job.work();
   inside = nested;
   if (job.error) std::rethrow_exception(job.error);
-}
-
-void* allocate_aligned(size_t bytes) {
-  void* p = nullptr;
-  if (posix_memalign(&p, 64, bytes ? bytes : 64) != 0) throw std::bad_alloc();
-  return p;
-}
-
-void free_aligned(void* p) { std::free(p); }
-
-char* thread_scratch(size_t bytes) {
-  if (bytes > scratch.size) {
-    scratch.release();
-    scratch.data = static_cast<char*>(allocate_aligned(bytes));
-    scratch.size = bytes;
-  }
-  return scratch.data;
 }
 
 }  // namespace msf

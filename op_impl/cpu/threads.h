@@ -24,5 +24,6 @@ void free_aligned(void* p);
 
 // Memory of this thread, 64-byte aligned, contents undefined, valid until its next call. Throws std::bad_alloc.
 char* thread_scratch(size_t bytes);
+void trim_thread_scratch();  // gives it back if it is more than 8 MiB
 
 }  // namespace msf
