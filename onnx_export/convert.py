@@ -229,7 +229,7 @@ def _explain(refusals):
         shown = ", ".join(places[:3]) + (f" and {len(places) - 3} more places" if len(places) > 3 else "")
         lines.append(f"  {op}: {reason or 'no rule for this primitive'} (in {shown})")
     missing = any(not reason for _, _, reason in refusals)
-    hint = "\nHint: a rule for a primitive is added with ms_flash.onnx_export.rules.register, see docs/export.md." \
+    hint = "\nHint: a rule for a primitive is added with ms_flash.onnx_export.rules.register, see docs/onnx.md." \
         if missing else ""
     return f"For 'export_onnx', {len(groups)} {'thing' if len(groups) == 1 else 'things'} in the net cannot be " \
            f"exported:\n" + "\n".join(lines) + hint

@@ -87,7 +87,7 @@ def test_wrong_target(net, target, text, tmp_path, capsys):
 @pytest.mark.slow
 def test_sample(tmp_path):
     """The trained GPT writes the same text in ONNX Runtime as in MindSpore."""
-    done = subprocess.run([sys.executable, ROOT / "samples" / "export_gpt.py", "--steps", "3", "--count", "9",
+    done = subprocess.run([sys.executable, ROOT / "samples" / "gpt_export_generate.py", "--steps", "3", "--count", "9",
                            "--context", "64", "--layers", "1", "--dim", "64", "--out", tmp_path / "gpt.onnx"],
                           capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,7 +1,7 @@
 """Trains the small GPT for a moment, exports it with its cache to ONNX, and lets ONNX Runtime go on with a text.
 
-    python samples/export_gpt.py                         train, export, generate in both, compare
-    python -m ms_flash export samples/export_gpt.py:build build/gpt.onnx      the export alone, untrained weights
+    python samples/gpt_export_generate.py                                         train, export, generate, compare
+    python -m ms_flash export samples/gpt_export_generate.py:build build/gpt.onnx  the export alone, untrained weights
 
 The exported model takes ids and, for every block, the keys and values of what came before; it returns logits and the
 keys and values including the new ones. With a past of length 0 it reads the prompt, with ids of length 1 it writes.
@@ -22,6 +22,7 @@ from mindspore import Tensor, nn, ops
 from trainer import Text, Trainer
 
 import ms_flash
+from ms_flash import onnx_export
 
 
 class Decoder(nn.Cell):
@@ -92,11 +93,17 @@ def generate_in_mindspore(net: GPT, prompt: list[int], count: int) -> list[int]:
     return ids[0].tolist()
 
 
-def generate_in_onnxruntime(path: Path, ids: list[int], count: int) -> list[int]:
-    """The same in ONNX Runtime, with the cache: the prompt once, then one character at a time."""
+def generate_in_onnxruntime(path: Path, ids: list[int], count: int, library: bool = False) -> list[int]:
+    """The same in ONNX Runtime, with the cache: the prompt once, then one character at a time.
+
+    Attention is the function that the model carries, or, with `library`, the compiled kernels of ms_flash.
+    """
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    if library:
+        onnx_export.register(options)
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     cache_inputs = session.get_inputs()[1:]
     cache = [np.zeros((1, entry.shape[1], 0, entry.shape[3]), np.float32) for entry in cache_inputs]
     ids, new = list(ids), np.array([ids], np.int32)
@@ -116,7 +123,8 @@ def main(argv: list[str] | None = None) -> int:
     add("--dim", type=int, default=128, help="width (default %(default)s)")
     add("--prompt", default="The class statement ", help="what the model goes on with")
     add("--count", type=int, default=80, help="characters to write (default %(default)s)")
-    add("--profile", default="portable", help="profile of the export (default %(default)s)")
+    add("--profile", default="portable", choices=["portable", "inlined", "standard"],
+        help="of the export, among those for ONNX Runtime (default %(default)s)")
     add("--out", type=Path, default=Path("build/gpt.onnx"), help="the model file (default %(default)s)")
     args = parser.parse_args(argv)
     text = Text()
@@ -136,10 +144,12 @@ def main(argv: list[str] | None = None) -> int:
     print(ms_flash.export_onnx(decoder, *inputs, file_name=args.out, profile=args.profile, **export_options))
 
     prompt = [text.index[char] for char in args.prompt]
+    runs = {"MindSpore, the whole text each time": lambda: generate_in_mindspore(trainer.net, prompt, args.count),
+            "ONNX Runtime, with the cache": lambda: generate_in_onnxruntime(args.out, prompt, args.count)}
+    if args.profile == "portable":      # the others have no node for the library
+        runs["the same with the operator library"] = lambda: generate_in_onnxruntime(args.out, prompt, args.count, True)
     texts = {}
-    for name, run in (("MindSpore, the whole text each time", lambda: generate_in_mindspore(trainer.net, prompt,
-                                                                                            args.count)),
-                      ("ONNX Runtime, with the cache", lambda: generate_in_onnxruntime(args.out, prompt, args.count))):
+    for name, run in runs.items():
         start = time.perf_counter()
         texts[name] = "".join(text.vocabulary[i] for i in run())
         print(f"\n{name}: {time.perf_counter() - start:.1f} s\n{texts[name]}")
