@@ -7,8 +7,9 @@ from mindspore import nn
 # absolute: MindSpore's rewriting (AMP O1) may import this file as a module of its own
 from ms_flash.functional import flash_attention
 from ms_flash.multihead import MultiheadAttention
+from ms_flash.paged import CacheFullError, PagedKVCache
 
-__all__ = ["FlashAttention", "MultiheadAttention"]
+__all__ = ["CacheFullError", "FlashAttention", "MultiheadAttention", "PagedKVCache"]
 
 
 class FlashAttention(nn.Cell):
