@@ -48,7 +48,7 @@ class MhaSpec:
         if any(shape is None or -1 in shape for shape in shapes):
             return (-1,)
         attn = padded(math.prod(spec.out_shape)) if self.has("w_o") else 0
-        return (attn + sum(padded(math.prod(shape)) for shape in shapes) * (2 if self.recompute else 1),)
+        return (attn + sum(padded(math.prod(shape)) for shape in shapes),)
 
     def has(self, name: str) -> bool:
         """Whether the input of that name is given."""

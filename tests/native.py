@@ -242,7 +242,7 @@ def mha_backward(inputs, saved, dy, *, channels, layout="BSH", **options):
         saved["q"], saved["k"], saved["v"], attn, saved["row_max"], saved["row_sum"], dy]
     outputs = [(given[name].shape, given[name].dtype) if name in wanted else ((1,), given["x"].dtype)
                for name in MHA_GRADIENTS]
-    pieces = [saved[name] for name in "qkv"] * (2 if options.get("recompute") else 1)
+    pieces = [saved[name] for name in "qkv"]
     pieces += [] if inputs.get("w_o") is None else [saved["attn"]]
     work = sum((piece.size + 31) // 32 * 32 for piece in pieces)
     if options.get("recompute"):    # what is handed over in their place is not looked at

@@ -43,10 +43,12 @@ class Memory {
 constexpr int64_t kWorkStep = 32;  // elements, 64 bytes of the smallest: where arrays begin
 int64_t padded(int64_t n) { return (n + kWorkStep - 1) / kWorkStep * kWorkStep; }
 
-// Elements of working memory of a backward: the gradients of q, k, v and of the attention output, and q, k, v anew.
+// Elements of working memory of a backward: the gradients of q, k, v and of the attention output. q, k and v that are
+// computed anew lie where their gradients go: the attention backward has read all queries of a head before it writes
+// their gradients, and writes those of a block of keys when it has read the block for the last time.
 int64_t work_elements(const MhaSpec& spec, const int64_t (&sizes)[3], int64_t attn) {
   int64_t n = spec.has(kWo) ? padded(attn) : 0;
-  for (int64_t size : sizes) n += padded(size) * (spec.recompute ? 2 : 1);
+  for (int64_t size : sizes) n += padded(size);
   return n;
 }
 
@@ -156,7 +158,8 @@ class Mha {
       restore(&work, qkv);
       std::vector<Array> p = attention_inputs(qkv);
       add_saved(dattn(&work), &p);
-      for (int part = 0; part < 3; ++part) p.push_back(dqkv[part] = work.array(projected(part)));
+      for (int part = 0; part < 3; ++part)
+        p.push_back(dqkv[part] = spec_.recompute ? qkv[part] : work.array(projected(part)));
       const bool sinks = spec_.has(kMhaSinks);
       p.push_back(spec_.wants(kDsinks) ? grads[kDsinks]
                                        : sinks_memory.array(sinks ? params_[kMhaSinks].shape : Shape{1},
