@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -93,53 +94,66 @@ def export_onnx(net, *inputs, file_name, input_names=None, output_names=None, dy
         net, inputs, input_names, dynamic_axes)
 
     report("compiling the net", 0.0)
-    if from_file:
-        if inputs:
-            raise ValueError(f"For '{_FUNC}', a .mindir file takes no example inputs, but got {len(inputs)}.")
-        program = mindir.from_file(net)
-        found = _file_inputs(program, input_names)
-    else:
-        program = mindir.from_net(net, net_inputs.check_arguments(net, inputs, found))
+    with _damage_explained(net) if from_file else contextlib.nullcontext():
+        if from_file:
+            if inputs:
+                raise ValueError(f"For '{_FUNC}', a .mindir file takes no example inputs, but got {len(inputs)}.")
+            program = mindir.from_file(net)
+            found = _file_inputs(program, input_names)
+        else:
+            program = mindir.from_net(net, net_inputs.check_arguments(net, inputs, found))
 
-    builder = Builder(chosen.opset)
-    builder.profile = chosen
-    given = [Tensor(entry.dtype, tuple(-1 if i in entry.axes else n for i, n in enumerate(entry.shape)),
-                    builder.unique(entry.name)) for entry in found]
-    results = Converter(program, builder, lambda done, of: report("converting", 0.1 + 0.4 * done / of)).run(
-        _arranged(program.main.inputs, iter(given)))
-    builder.types.update((t.name, t) for t in given)
-    outputs = _named_outputs(builder, results, output_names, {t.name for t in given})
-    sites = attention.fuse(builder) if fuse else []
-    _check_leftover_axes(output_axes, [entry.name for entry in found], [t.name for t in outputs])
+        builder = Builder(chosen.opset)
+        builder.profile = chosen
+        given = [Tensor(entry.dtype, tuple(-1 if i in entry.axes else n for i, n in enumerate(entry.shape)),
+                        builder.unique(entry.name)) for entry in found]
+        results = Converter(program, builder, lambda done, of: report("converting", 0.1 + 0.4 * done / of)).run(
+            _arranged(program.main.inputs, iter(given)))
+        builder.types.update((t.name, t) for t in given)
+        outputs = _named_outputs(builder, results, output_names, {t.name for t in given})
+        sites = attention.fuse(builder) if fuse else []
+        _check_leftover_axes(output_axes, [entry.name for entry in found], [t.name for t in outputs])
 
-    report("writing", 0.5)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
-        temporary = Path(folder) / path.name
-        weights = model.Weights(temporary, external_data_threshold)
-        proto = _assemble(builder, chosen, given, found, outputs, weights, output_axes)
-        temporary.write_bytes(proto.SerializeToString(deterministic=True))
+        report("writing", 0.5)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
+            temporary = Path(folder) / path.name
+            weights = model.Weights(temporary, external_data_threshold)
+            proto = _assemble(builder, chosen, given, found, outputs, weights, output_axes)
+            temporary.write_bytes(proto.SerializeToString(deterministic=True))
 
-        from . import verify as verification
+            from . import verify as verification
 
-        certificate = verification.certify(temporary, proto, chosen, net=None if from_file else net, args=inputs,
-                                           found=found, verify=verify, tolerance=tolerance, shown=path.name,
-                                           progress=lambda text, f: report(text, 0.6 + 0.4 * f))
-        certificate.sites = sites
-        if not certificate.passed:
-            raise ExportError(f"For '{_FUNC}', the model does not compute what the net computes; it was not written."
-                              f"\n{certificate}")
-        old = path.parent / weights.location
-        if weights.external:
-            os.replace(temporary.parent / weights.location, old)
-        elif old.exists():
-            old.unlink()
-        os.replace(temporary, path)
+            certificate = verification.certify(temporary, proto, chosen, net=None if from_file else net, args=inputs,
+                                               found=found, verify=verify, tolerance=tolerance, shown=path.name,
+                                               progress=lambda text, f: report(text, 0.6 + 0.4 * f))
+            certificate.sites = sites
+            if not certificate.passed:
+                raise ExportError(f"For '{_FUNC}', the model does not compute what the net computes; it was not "
+                                  f"written.\n{certificate}")
+            old = path.parent / weights.location
+            if weights.external:
+                os.replace(temporary.parent / weights.location, old)
+            elif old.exists():
+                old.unlink()
+            os.replace(temporary, path)
     report("done", 1.0)
     certificate.path = path
     return certificate
 
 
+@contextlib.contextmanager
+def _damage_explained(path):
+    """What a damaged file that can be read leads to later on, told as what it is."""
+    try:
+        yield
+    except (ImportError, OSError):
+        raise
+    except Exception as error:
+        if str(error).startswith(f"For '{_FUNC}'"):
+            raise
+        raise mindir.MindirError(f"For '{_FUNC}', the file '{path}' is damaged or of an unknown version of MINDIR: "
+                                 f"{type(error).__name__}: {error}") from error
 
 
 def _path(file_name):

@@ -104,7 +104,13 @@ def from_net(net, inputs, func="export_onnx") -> Program:
         raise TypeError(f"For '{func}', the type of 'net' must be Cell, but got {type(net).__name__}.")
     with evaluating(net):
         graph_id, _ = _cell_graph_executor.compile(net, *inputs, phase="export.mindir", do_convert=False)
-        stream = _cell_graph_executor._get_func_graph_proto(net, graph_id, "mind_ir", incremental=False)
+        try:
+            stream = _cell_graph_executor._get_func_graph_proto(net, graph_id, "mind_ir", incremental=False)
+        except RuntimeError as error:
+            if "PyExecute" not in str(error):
+                raise
+            raise MindirError(f"For '{func}', the net holds Python that MindSpore runs as it is instead of compiling "
+                              "it (PyExecute), such as NumPy, or an index of Tensors of free lengths.") from error
     weights = net.parameters_dict()
     return _Reader(_parse(stream, "the graph of the net", func), func).program(
         lambda name: weights[name].data if name in weights else None)

@@ -22,9 +22,9 @@ OP_TYPE = "FlashAttention"
 SINCE_VERSION = 1
 DOC = __doc__
 
-# Type constraints, by ONNX's names. M is chosen independently of T.
+# Type constraints. M is chosen independently of E.
 TYPES = {
-    "T": ("tensor(float)", "tensor(float16)", "tensor(bfloat16)"),
+    "E": ("tensor(float)", "tensor(float16)", "tensor(bfloat16)"),
     "M": ("tensor(bool)", "tensor(float)", "tensor(float16)", "tensor(bfloat16)"),
     "F": ("tensor(float)",),
 }
@@ -49,15 +49,15 @@ class Attribute(NamedTuple):
 
 
 INPUTS = (
-    Tensor("Q", "T", "[B,Hq,S,D]", False, "queries"),
-    Tensor("K", "T", "[B,Hkv,T,D]", False, "keys"),
-    Tensor("V", "T", "[B,Hkv,T,Dv]", False, "values"),
+    Tensor("Q", "E", "[B,Hq,S,D]", False, "queries"),
+    Tensor("K", "E", "[B,Hkv,T,D]", False, "keys"),
+    Tensor("V", "E", "[B,Hkv,T,Dv]", False, "values"),
     Tensor("attn_mask", "M", "[B,Hq,S,T]", True,
            "right-aligned with [B,Hq,S,T], rank 1 to 4, every axis 1 or full; bool: True = keep; float: added"),
 )
 
 OUTPUTS = (
-    Tensor("Y", "T", "[B,Hq,S,Dv]", False, "result"),
+    Tensor("Y", "E", "[B,Hq,S,Dv]", False, "result"),
     Tensor("LSE", "F", "[B,Hq,S]", True, "log-sum-exp of the scores of each row"),
 )
 

@@ -140,14 +140,17 @@ def run_net(net, args):
 @contextlib.contextmanager
 def _one_by_one():
     """A primitive without a kernel fails where it is called; launched ahead it may take the process down."""
-    import mindspore as ms
+    from mindspore._c_expression import ms_ctx_param
+    from mindspore.context import _context
 
-    before = ms.get_context("pynative_synchronize")
-    ms.set_context(pynative_synchronize=True)
+    # set_context warns at each call, and what is to replace it, runtime.launch_blocking(), has no way back
+    context, key = _context(), ms_ctx_param.pynative_synchronize
+    before = context.get_param(key)
+    context.set_param(key, True)
     try:
         yield
     finally:
-        ms.set_context(pynative_synchronize=before)
+        context.set_param(key, before)
 
 
 def _flat_arrays(value):

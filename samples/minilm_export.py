@@ -58,8 +58,8 @@ def main(argv: list[str] | None = None) -> int:
     _, inputs, options = example(net, tokenizer)
     with tqdm(total=100, desc="export", bar_format="{l_bar}{bar}| {postfix}") as bar:
         def progress(text, fraction):
+            bar.set_postfix_str(text, refresh=False)
             bar.update(round(100 * fraction) - bar.n)
-            bar.set_postfix_str(text)
 
         certificate = ms_flash.export_onnx(net, *inputs, file_name=args.out, tolerance=BOUND, progress=progress,
                                            **options)

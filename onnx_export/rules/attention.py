@@ -24,11 +24,41 @@ def parse(text):
 @register("Custom")
 def custom(b, node, *inputs):
     name = str(node.attrs.get("reg_op_name") or node.attrs.get("func_name", "Custom"))
-    if name != "MsFlashFwd" or "spec" not in node.attrs:
+    if name not in _OPS or "spec" not in node.attrs:
         raise Unsupported(f"the custom operator '{name.rsplit('/', 1)[-1]}': there is no rule for it")
-    slots = dict(zip(op_table.input_names(), inputs))
-    out, lse = attend(b, parse(node.attrs["spec"]), **slots)
+    return _OPS[name](b, node.attrs["spec"], *inputs)
+
+
+def _forward(b, text, *inputs):
+    out, lse = attend(b, parse(text), **dict(zip(op_table.input_names(), inputs)))
     return out, lse, Unavailable("the row maximum"), Unavailable("the row sum")
+
+
+def _with_cache(b, text, *inputs):
+    raise Unsupported("flash_attention_with_kvcache keeps keys and values from run to run, and a model keeps nothing: "
+                      "make past keys and values inputs and outputs of the net, as samples/gpt_export_generate.py does")
+
+
+def _merge(b, text, outs, lses):
+    """Parts of the keys side by side: the share of each is its part of the common denominator."""
+    zero, minus_inf, first = b.constant(0.0, "float32"), b.constant(float("-inf"), "float32"), b.constant([0], "int64")
+    top = b.op("ReduceMax", lses, first, keepdims=1, shape=(1, *lses.shape[1:]))
+    # where no part has a key exp(-inf - 0) is 0, but -inf - -inf would be NaN
+    top = b.op("Where", b.op("Equal", top, minus_inf, dtype="bool"), zero, top, dtype="float32", shape=top.shape)
+    terms = b.op("Exp", b.op("Sub", lses, top))
+    total = b.op("ReduceSum", terms, first, keepdims=1, shape=top.shape)
+    lse = b.op("Squeeze", b.op("Add", top, b.op("Log", total)), first, shape=lses.shape[1:])
+    # with a key the total is 1 or more: its largest term is exp(0)
+    shares = b.op("Div", terms, b.op("Max", total, b.constant(1.0, "float32")), shape=lses.shape)
+    none = b.op("Equal", lses, minus_inf, dtype="bool")     # whatever a part without a key holds counts for nothing
+    bsnd = parse(text)["layout"] == "BSND"
+    shares, none = (unsqueeze(b, permute(b, x, (0, 1, 3, 2)) if bsnd else x, [4]) for x in (shares, none))
+    parts = b.op("Where", none, zero, b.cast(outs, "float32"), dtype="float32", shape=outs.shape)
+    out = b.op("ReduceSum", b.op("Mul", parts, shares), first, keepdims=0, shape=outs.shape[1:])
+    return b.cast(out, outs.dtype), lse
+
+
+_OPS = {"MsFlashFwd": _forward, "MsFlashMerge": _merge, "MsFlashKvCache": _with_cache}
 
 
 def attend(b, spec, query, key, value, attn_mask=None, bias=None, alibi_slopes=None, sinks=None, seed=None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -84,6 +85,36 @@ def test_wrong_target(net, target, text, tmp_path, capsys):
     assert not (tmp_path / "net.onnx").exists()
 
 
+class Terminal(io.StringIO):
+    """What a program on a terminal writes to."""
+
+    def isatty(self):
+        return True
+
+
+def test_progress_on_a_terminal(net, tmp_path, monkeypatch, capsys):
+    """A bar in one line that is gone at the end; nothing where there is no terminal."""
+    assert main(["export", f"{net}:build", str(tmp_path / "net")]) == 0
+    assert capsys.readouterr().err == ""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert main(["export", f"{net}:build", str(tmp_path / "net")]) == 0
+    *bars, blank, end = terminal.getvalue().split("\r")[1:]
+    assert blank.strip() == end == "" and len(blank) >= max(map(len, bars))
+    done = [bar.partition("]")[0].count("#") for bar in bars]
+    assert done == sorted(done) and done[-1] == 30 and len(set(done)) > 5
+    for text in ("compiling", "converting", "checking", "running the net in MindSpore", "running in ONNX Runtime"):
+        assert any(text in bar for bar in bars), text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["train_gpt.py:build", "gpt_export_generate.py:build"])
+def test_samples_can_be_exported(target, tmp_path):
+    done = run(ROOT / "samples" / target, tmp_path / "gpt.onnx", "--verify")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("certificate for gpt.onnx") and done.stdout.count("error") == 3
+
+
 @pytest.mark.slow
 def test_sample(tmp_path):
     """The trained GPT writes the same text in ONNX Runtime as in MindSpore."""
@@ -92,3 +123,18 @@ def test_sample(tmp_path):
                           capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "The texts are equal." in done.stdout and "ONNX reference evaluator" in done.stdout
+    assert done.stdout.count("The class statement ") == 3      # MindSpore, ONNX Runtime, and with the library
+
+
+@pytest.mark.slow
+def test_sample_with_real_weights(tmp_path):
+    """MiniLM's embeddings in ONNX Runtime are those of MindSpore."""
+    text = tmp_path / "text.txt"
+    text.write_text("A sentence of my own.\n\nThe other one is longer: it makes the first one be padded.\n")
+    command = [sys.executable, ROOT / "samples" / "minilm_export.py", "--out", tmp_path / "minilm.onnx"]
+    for more, rows in (((), 10), (("--text", text), 4)):
+        done = subprocess.run([*command, *more], capture_output=True, text=True, cwd=tmp_path,
+                              env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        assert "6 FlashAttention nodes" in done.stdout and "they agree" in done.stdout
+        assert done.stdout.partition("Largest difference")[2].count("e-0") >= 2 * rows

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import builtins
-import hashlib
 import re
-import shutil
 
 import flash_rule
 import mindspore as ms
@@ -271,74 +269,6 @@ def test_state_is_refused(tmp_path):
 
     with pytest.raises(ExportError, match="it changes the parameter 'cache', but a model keeps nothing"):
         export_onnx(Net(), zoo.floats(2, 3), file_name=tmp_path / "n.onnx", verify=False)
-
-
-# ---- files -----------------------------------------------------------------------------------------------------------
-def exported_hash(folder, name="vit"):
-    ms.set_seed(3)
-    net, inputs, options = zoo.build(name)
-    export_onnx(net, *inputs, file_name=folder / "net.onnx", verify=False, **options)
-    return hashlib.sha256((folder / "net.onnx").read_bytes()).hexdigest()
-
-
-def test_exported_twice_it_is_the_same_file(tmp_path):
-    (tmp_path / "other").mkdir()
-    assert exported_hash(tmp_path) == exported_hash(tmp_path / "other")
-
-
-def test_nothing_of_the_machine_is_in_the_file(tmp_path):
-    exported_hash(tmp_path, "llama")
-    data = (tmp_path / "net.onnx").read_bytes()
-    for text in (str(tmp_path), "/home", "/usr", ".py", ".so", "site-packages", "MsFlashFwd"):
-        assert text.encode() not in data
-    model = onnx.load(tmp_path / "net.onnx")
-    assert (model.producer_name, model.producer_version) == ("ms_flash", ms_flash.__version__)
-
-
-def test_weights_outside(tmp_path):
-    net, inputs, options = zoo.build("llama")
-    certificate = export_onnx(net, *inputs, file_name=tmp_path / "a" / "net.onnx", external_data_threshold=4096,
-                              **options)
-    assert certificate.passed
-    files = sorted(p.name for p in (tmp_path / "a").iterdir())
-    assert files == ["net.onnx", "net.onnx.data"]
-    assert (tmp_path / "a" / "net.onnx").stat().st_size < (tmp_path / "a" / "net.onnx.data").stat().st_size
-    shutil.move(tmp_path / "a", tmp_path / "moved")
-    ids = zoo.ids(1, 5)
-    (got,) = Runtime(tmp_path / "moved" / "net.onnx").run({"ids": ids.asnumpy()})
-    assert verify.difference(got, net(ids).asnumpy()) <= 1e-5
-    # and back inside: no stale file is left
-    export_onnx(net, *inputs, file_name=tmp_path / "moved" / "net.onnx", verify=False, **options)
-    assert [p.name for p in (tmp_path / "moved").iterdir()] == ["net.onnx"]
-
-
-def test_model_holds_up_to_the_limit_of_protocol_buffers():
-    from ms_flash.onnx_export import model
-
-    assert 2**31 - 2**22 < model.EXTERNAL_BYTES < 2**31
-
-
-def test_mindir_file(tmp_path):
-    net, inputs, _ = zoo.build("vit")
-    ms.export(net, *inputs, file_name=str(tmp_path / "net.mindir"), file_format="MINDIR")
-    certificate = export_onnx(tmp_path / "net.mindir", file_name=tmp_path / "net.onnx")
-    (got,) = Runtime(certificate.path).run({"image": inputs[0].asnumpy()})
-    assert verify.difference(got, verify.run_net(net, inputs)[0]) <= 1e-5
-
-
-@pytest.mark.parametrize("damage", ["empty", "text", "cut", "onnx", "missing", "flipped"])
-def test_damaged_mindir_file(damage, tmp_path):
-    file = tmp_path / "net.mindir"
-    net, inputs, _ = zoo.build("branches")
-    ms.export(net, *inputs, file_name=str(tmp_path / "good.mindir"), file_format="MINDIR")
-    good = (tmp_path / "good.mindir").read_bytes()
-    content = {"empty": b"", "text": b"# not a model\n" * 9, "cut": good[:len(good) // 2],
-               "flipped": good.replace(b"Muls", b"\xff\xfe\xff\xff").replace(b"REF::", b"REF;;"),
-               "onnx": onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [])).SerializeToString()}.get(damage)
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(ValueError, match=r"For 'export_onnx', "):
-        export_onnx(file, file_name=tmp_path / "n.onnx", verify=False)
 
 
 # ---- wrong calls -----------------------------------------------------------------------------------------------------

@@ -182,3 +182,22 @@ def test_the_schema_is_what_the_node_has():
     assert list(function.attribute) == list(schema.DEFAULTS)
 
 
+
+
+def test_the_contract_in_the_docs_is_the_schema():
+    from ms_flash.onnx_export import schema
+
+    text = (Path(__file__).resolve().parents[2] / "docs" / "onnx.md").read_text(encoding="utf-8")
+    contract = text.partition("## The node: a contract")[2].partition("\n## ")[0]
+    lines = [line for line in contract.splitlines() if line.startswith("| `")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    tensors = {cells[0].split("`")[1]: (cells[1], cells[2], "(optional)" in cells[0]) for cells in rows
+               if len(cells) == 4}
+    kinds = {"E": "E", "M": "M", "float32": "F"}
+    for tensor in (*schema.INPUTS, *schema.OUTPUTS):
+        kind, shape, optional = tensors.pop(tensor.name)
+        assert kinds[kind] == tensor.type and optional == tensor.optional, tensor
+        assert shape.replace(" ", "").removeprefix("right-alignedwith").startswith(tensor.shape), tensor
+    assert not tensors
+    defaults = {name.strip("` "): float(cells[1]) for cells in rows if len(cells) == 3 for name in cells[0].split(",")}
+    assert defaults == schema.DEFAULTS

@@ -753,3 +753,6 @@ def in_place():
             return before, between, y + between
 
     return Net(), [floats(2, 3)], {}
+
+
+import zoo_families  # noqa: E402, F401  (last: it uses what stands above)
