@@ -21,7 +21,7 @@ _RESULTS = ROOT / "benchmarks" / "results" / "cpu.csv"
 _CHINESE = {
     "backend": "后端", "device": "设备", "status": "状态", "what runs": "执行内容", "dtypes": "数据类型",
     "layouts": "布局", "dynamic shapes in a graph": "图模式动态 shape", "yes": "是", "no": "否",
-    "proven": "已验证", "planned": "尚未实现",
+    "proven": "已验证", "planned": "尚未实现", "any": "任意",
     "shape": "形状", "mask": "掩码", "full": "无", "causal": "因果",
     "forward": "前向", "forward + backward": "前向 + 反向",
     "memory": "内存", "threads": "线程", "Not measured yet.": "尚未测量。",
@@ -67,10 +67,14 @@ def _table(header, rows, words=None):
 
 
 def _backends(words=None):
-    header = ("backend", "device", "status", "what runs", "dtypes", "layouts", "dynamic shapes in a graph")
+    header = ("backend", "device", "status", "what runs", "dtypes", "layouts", "head_dim", "precision_mode",
+              "dynamic shapes in a graph")
+    precisions = op_table.table()["attributes"]["precision"]["values"]
     return _table(header, [
         (name, b["target"], b["status"], b["summary"], ", ".join(b["dtypes"]) or "–", ", ".join(b["layouts"]) or "–",
-         "yes" if b["dynamic_shape"] else "no") for name, b in op_table.table()["backends"].items()], words)
+         f"≤ {b['head_dim']}" if "head_dim" in b else "any" if b["ops"] else "–",
+         ", ".join(b.get("precision", precisions)) if b["ops"] else "–", "yes" if b["dynamic_shape"] else "no")
+        for name, b in op_table.table()["backends"].items()], words)
 
 
 def _ops():
@@ -81,11 +85,11 @@ def _ops():
     return _table(("op", "what", "outputs", *names), rows)
 
 
-def _inputs():
+def _inputs(group="inputs"):
     sets = op_table.table()["dtypes"]
     rows = [(f"`{x['name']}`", ", ".join("dtype of `query`" if d == "query" else d for d in sets[x["dtypes"]]),
              x.get("shape", "by layout"), "yes" if x.get("optional") else "no", x.get("note", ""))
-            for x in op_table.table()["inputs"]]
+            for x in op_table.table()[group]]
     return _table(("input", "dtypes", "shape", "may be `None`", "note"), rows)
 
 
@@ -151,6 +155,7 @@ PARTS = {
     "backends-cn": lambda: _backends(_CHINESE),
     "ops": _ops,
     "inputs": _inputs,
+    "kvcache-inputs": lambda: _inputs("kvcache_inputs"),
     "layouts": _layouts,
     "api": _api,
     "bench": _bench,

@@ -12,11 +12,11 @@ import sys
 import time
 from pathlib import Path
 
-from . import library
+from . import library, op_table
 from .version import __version__
 
 PACKAGES = ("mindspore", "numpy", "ml_dtypes", "pyyaml")
-SWITCHES = ("MS_FLASH_BACKEND", "MS_FLASH_CPU_LIB", "MS_FLASH_ISA", "MS_FLASH_NUM_THREADS")
+SWITCHES = ("MS_FLASH_BACKEND", "MS_FLASH_ASCEND_TWIN_LIB", "MS_FLASH_CPU_LIB", "MS_FLASH_ISA", "MS_FLASH_NUM_THREADS")
 
 # Largest error allowed, as a share of the largest magnitude in the exact result: a few roundings of the dtype.
 TOLERANCE = {"float32": 5e-6, "float16": 4e-3, "bfloat16": 3e-2}
@@ -98,14 +98,15 @@ def _fusion():
 
 
 def self_test(backend: str, problems: list[str]) -> dict:
-    """Forward and backward of one small problem per dtype, against the float64 reference.
+    """Forward and backward of one small problem per dtype of the backend, against the float64 reference.
 
     Returns:
         dict, from the dtype to the largest error of the output, LSE and gradients, each as a share of the largest
         magnitude of the exact result; and the time it took, in seconds.
     """
     start, errors = time.perf_counter(), {}
-    for dtype, tolerance in TOLERANCE.items():
+    for dtype in op_table.table()["backends"][backend]["dtypes"]:
+        tolerance = TOLERANCE[dtype]
         try:
             errors[dtype] = _largest_error(backend, dtype)
         except Exception as error:  # whatever it raises is the finding

@@ -1,4 +1,4 @@
-"""Where the native CPU library is, and how it is loaded. Needs no MindSpore, so that `doctor` can always tell."""
+"""Where the native libraries are, and how they are loaded. Needs no MindSpore, so that `doctor` can always tell."""
 
 from __future__ import annotations
 
@@ -6,38 +6,68 @@ import ctypes
 import functools
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 
-def path() -> Path:
-    """The native library of this package; MS_FLASH_CPU_LIB names another one (an instrumented build, for instance)."""
-    other = os.environ.get("MS_FLASH_CPU_LIB")
-    return Path(other) if other else Path(__file__).resolve().parent / "lib" / "libms_flash_cpu.so"
+class Native(NamedTuple):
+    """A native library of this package.
+
+    Attributes:
+        name (str): Its file, without the ending.
+        variable (str): Environment variable that names another build of it (an instrumented one, for instance).
+        results (tuple): Pairs of a function and what it returns, where that is no int.
+    """
+
+    name: str
+    variable: str
+    results: tuple
+
+    def path(self) -> Path:
+        """Where the library is."""
+        other = os.environ.get(self.variable)
+        return Path(other) if other else Path(__file__).resolve().parent / "lib" / f"{self.name}.so"
+
+    def load(self) -> ctypes.CDLL:
+        """The library, loaded.
+
+        Raises:
+            RuntimeError: If it is missing or cannot be loaded.
+        """
+        file = self.path()
+        if not file.exists():
+            raise RuntimeError(f"the native library {file} is missing; build it with 'pip install .' or 'make build'")
+        try:
+            return _loaded(self, file)
+        except (OSError, AttributeError) as error:
+            raise RuntimeError(f"the native library {file} cannot be loaded: {error}") from error
 
 
 @functools.lru_cache(None)
-def _loaded(file: Path) -> ctypes.CDLL:
+def _loaded(native: Native, file: Path) -> ctypes.CDLL:
     # Held for the life of the process: MindSpore opens and closes the library, and unmapping it would end its threads.
     library = ctypes.CDLL(str(file))
-    library.msflash_cpu_set_num_threads.argtypes = [ctypes.c_int]
-    library.msflash_cpu_set_num_threads.restype = None
-    library.msflash_cpu_get_num_threads.restype = ctypes.c_int
-    for name in ("msflash_cpu_fma_peak", "msflash_cpu_read_bandwidth"):
-        getattr(library, name).restype = ctypes.c_double
-    for name in ("msflash_cpu_last_error", "msflash_cpu_isa", "msflash_cpu_isa_list"):
-        getattr(library, name).restype = ctypes.c_char_p
+    for name, result in native.results:
+        getattr(library, name).restype = result
     return library
 
 
+CPU = Native("libms_flash_cpu", "MS_FLASH_CPU_LIB", (
+    ("msflash_cpu_set_num_threads", None), ("msflash_cpu_get_num_threads", ctypes.c_int),
+    *((f"msflash_cpu_{name}", ctypes.c_double) for name in ("fma_peak", "read_bandwidth")),
+    *((f"msflash_cpu_{name}", ctypes.c_char_p) for name in ("last_error", "isa", "isa_list"))))
+ASCEND_TWIN = Native("libms_flash_ascend_twin", "MS_FLASH_ASCEND_TWIN_LIB", tuple(
+    (f"msflash_ascend_{name}", ctypes.c_char_p) for name in ("last_error", "last_report", "plan", "totals")))
+
+
+def path() -> Path:
+    """The CPU library."""
+    return CPU.path()
+
+
 def load() -> ctypes.CDLL:
-    """The native library, loaded.
+    """The CPU library, loaded.
 
     Raises:
         RuntimeError: If it is missing or cannot be loaded.
     """
-    file = path()
-    if not file.exists():
-        raise RuntimeError(f"the native library {file} is missing; build it with 'pip install .' or 'make build'")
-    try:
-        return _loaded(file)
-    except (OSError, AttributeError) as error:
-        raise RuntimeError(f"the native library {file} cannot be loaded: {error}") from error
+    return CPU.load()

@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
-from .base import Backend
+import json
+
+from .. import library
+from .aot import AotBackend
 
 
-class AscendTwinBackend(Backend):
-    """The kernel sources of the Ascend backend over a host implementation of Ascend C. This version holds none."""
+class AscendTwinBackend(AotBackend):
+    """The kernels and the host tiling of the Ascend backend, over a host implementation of Ascend C that checks every
+    instruction: what a kernel does against the rules of the chip is an error of the call."""
 
     name = "ascend-twin"
+    library = library.ASCEND_TWIN
 
-    def available(self):
-        return False, "the twin of the Ascend kernels is not built"
 
-    def key(self, spec):
-        return spec.render()
+def configure(**settings) -> None:
+    """Settings of the twin and of the tiling, for all threads: see msflash_ascend_configure in twin_lib/api.h.
 
-    def primitive(self, op, spec, bprop):
-        raise RuntimeError(f"The backend 'ascend-twin' cannot run '{op}': {self.available()[1]}.")
+    Args:
+        settings: Values by name, ``cores=2`` for instance: fewer simulated cores are faster, and results do not depend
+            on their number.
+
+    Raises:
+        ValueError: If there is no such setting, or the value is not one of it.
+        RuntimeError: If the library is not there.
+    """
+    native = library.ASCEND_TWIN.load()
+    for name, value in settings.items():
+        if native.msflash_ascend_configure(name.encode(), str(value).encode()):
+            raise ValueError(native.msflash_ascend_last_error().decode())
+
+
+def totals(reset: bool = False) -> dict:
+    """What the twin saw since the start, or the last reset.
+
+    Args:
+        reset (bool): Start anew. Default: ``False``.
+
+    Returns:
+        dict, from the kernel ("fwd", "bwd", "bias_grad", "block") to a dict of its `launches`, `violations` (of the
+        chip's rules), `cycles` (the model's, at the fast and at the slow end of the published costs) and of the bytes
+        `read` from and `written` to global memory.
+
+    Raises:
+        RuntimeError: If the library is not there.
+    """
+    return json.loads(library.ASCEND_TWIN.load().msflash_ascend_totals(int(reset)))

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
-from mindspore import ops
-
-from .. import library, op_table
-from .base import Backend
+from .. import library
+from .aot import AotBackend
 
 
 def set_num_threads(num_threads: int) -> None:
@@ -61,35 +57,8 @@ def get_num_threads() -> int:
     return library.load().msflash_cpu_get_num_threads()
 
 
-_launching = threading.Lock()
-
-
-class _Custom(ops.Custom):
-    """MindSpore's primitive for one caller at a time: it mixes up the tensors of Custom ops that several Python threads
-    launch at once in PyNative (seen in 2.10; a graph does not come here)."""
-
-    def __call__(self, *args):
-        with _launching:
-            return super().__call__(*args)
-
-
-class CpuBackend(Backend):
+class CpuBackend(AotBackend):
     """SIMD kernels on the host's cores."""
 
     name = "cpu"
-
-    def available(self):
-        try:
-            library.load()
-        except RuntimeError as error:
-            return False, str(error)
-        return True, ""
-
-    def key(self, spec):
-        return spec.render()
-
-    def primitive(self, op, spec, bprop):
-        registration = op_table.registration(op, "CPU")
-        custom = _Custom(f"{library.path()}:{op}", None, None, "aot", bprop, registration)
-        custom.add_prim_attr("spec", spec.render())
-        return custom
+    library = library.CPU

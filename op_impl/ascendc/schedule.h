@@ -137,4 +137,75 @@ class PairStream {
   int64_t q_len_ = 0, k_len_ = 0, key_ = 0, key_end_ = 0, row_ = 0, row_end_ = 0, head_ = int64_t(1) << 40;
 };
 
+// The same for the gradient of the bias: batches of an item, heads, key blocks, query blocks. All that falls on one
+// number of the bias falls on one core, in this order.
+template <class Items, class Sequences>
+class BiasStream {
+ public:
+  MSF_ALWAYS_INLINE BiasStream(const BackwardTiling& t, Items items, const Sequences&, int64_t core)
+      : t_(t), items_(items), core_(core) {}
+
+  MSF_ALWAYS_INLINE bool next(Pair* out) {
+    for (;;) {
+      while (row_ >= row_end_) {
+        if (!next_rows()) return false;
+      }
+      Pair p;
+      p.batch = int32_t(batch_);
+      p.head = head_;
+      p.kv_head = int32_t(head_ / t_.a.group);
+      p.part = 0;
+      p.row0 = int32_t(row_);
+      p.rows = int32_t(row_end_ - row_ < t_.block_q ? row_end_ - row_ : t_.block_q);
+      row_ += p.rows;
+      const BlockRange r = block_range(band(), p.row0, int64_t(p.row0) + p.rows, key_, key_end_);
+      if (r.empty()) continue;
+      p.key0 = int32_t(r.lo / 16 * 16);
+      if (p.key0 < key_) p.key0 = int32_t(key_);
+      p.keys = int32_t(r.hi) - p.key0;
+      *out = p;
+      return true;
+    }
+  }
+
+ private:
+  MSF_ALWAYS_INLINE Band band() const {
+    return Band(t_.a.q_len, t_.a.k_len, t_.a.left, t_.a.right, t_.a.bottom_right != 0);
+  }
+  // The queries of the next key block, or of the next head, batch or item.
+  MSF_ALWAYS_INLINE bool next_rows() {
+    key_ = key_end_;
+    if (key_ >= item_.key1) {
+      if (++head_ >= item_.head1) {
+        if (++batch_ >= item_.batch1) {
+          const int64_t at = dealt(turn_++, core_, t_.cores);
+          if (at >= t_.items) return false;
+          item_.batch0 = items_[at].batch0;
+          item_.batch1 = items_[at].batch1;
+          item_.head0 = items_[at].head0;
+          item_.head1 = items_[at].head1;
+          item_.row0 = items_[at].row0;
+          item_.row1 = items_[at].row1;
+          item_.key0 = items_[at].key0;
+          item_.key1 = items_[at].key1;
+          batch_ = item_.batch0;
+        }
+        head_ = item_.head0;
+      }
+      key_ = item_.key0;
+    }
+    key_end_ = key_ + t_.block_k < item_.key1 ? key_ + t_.block_k : item_.key1;
+    const Band b = band();
+    row_ = Band::clamp(b.first_query(key_), item_.row0, item_.row1);
+    row_end_ = Band::clamp(b.last_query(key_end_ - 1) + 1, item_.row0, item_.row1);
+    return true;
+  }
+
+  const BackwardTiling& t_;
+  Items items_;
+  int64_t core_, turn_ = 0;
+  BiasItem item_{0, 0, 0, 0, 0, 0, 0, 0};
+  int64_t batch_ = 0, head_ = 0, key_ = 0, key_end_ = 0, row_ = 0, row_end_ = 0;
+};
+
 }  // namespace msf

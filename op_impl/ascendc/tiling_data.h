@@ -84,12 +84,22 @@ struct BackwardItem {
   int32_t part;  // which dQ accumulator takes what these keys contribute
 };
 
+// The gradient of the bias: rows [row0, row1) x keys [key0, key1) of one of its slices, summed over the batches and
+// heads that see this slice.
+struct BiasItem {
+  int32_t batch0, batch1, head0, head1, row0, row1, key0, key1;
+};
+
+// For the gradients of query, key, value and sinks, and for that of the bias.
 struct BackwardTiling {
   AttentionTiling a;
   TensorLayout dout, dq, dk, dv;
   int32_t cores, depth, block_q, block_k, has_dlse;
   int64_t items, parts;      // parts: dQ accumulators; with atomic accumulation one serves all
   int64_t q_stats, k_stats;  // rows of Q, and of K, over all batches and heads
+  // numbers that the bias holds; accumulators, one for each vector core of a block where both may add to the same
+  // number
+  int64_t bias_elements, bias_parts, bias_part_elements;
   struct {
     int32_t tile, score, grad, prob, dscore, scratch, plane, slope, stats, spread, index, end;
   } ub;
@@ -97,7 +107,7 @@ struct BackwardTiling {
     int32_t rows, channels, stream, slot, end;
   } l1;
   struct {
-    int64_t score, grad, prob, dscore, delta, dq, dq_part, dk, dv, end;
+    int64_t score, grad, prob, dscore, delta, dq, dq_part, dk, dv, dbias, end;
     GuardSpace guard;
   } ws;
 };
@@ -117,6 +127,22 @@ struct BlockTiling {
     int64_t q, k, v, out, end;
   } ws;
   ForwardTiling f;  // last: its tables follow
+};
+
+// CANN makes a tiling buffer as large as the struct that the kernel registers: one of the above, and room for its
+// table. 32 KB are 1365 blocks of rows, 170,000 queries with 128 in a block.
+constexpr int64_t kTableBytes = 32 * 1024;
+struct ForwardTilingBuffer {
+  ForwardTiling head;
+  uint8_t table[kTableBytes];
+};
+struct BackwardTilingBuffer {
+  BackwardTiling head;
+  uint8_t table[kTableBytes];
+};
+struct BlockTilingBuffer {
+  BlockTiling head;
+  uint8_t table[kTableBytes];
 };
 
 }  // namespace msf

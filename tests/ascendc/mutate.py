@@ -39,6 +39,7 @@ REASONS = {
     "backward.h: ComputeDelta: grad_.SignalFull()": "the flag of the statistics, behind it on its pipe, covers it",
     "forward.h: LoadQueries: queries_.SignalFull()": "the flag of the first keys, behind it on its pipe, covers it",
     "forward.h: Finish: stats_out_.SignalFull()": "the flag of the output rows, behind it on its pipe, covers it",
+    "bias_grad.h: Add: AscendC::PipeBarrier<PIPE_MTE3>();": "keeps the order of a sum, which the twin keeps anyway",
     "guard.h: Choose: AscendC::PipeBarrier<PIPE_ALL>();": "the flags of the rings cover it for the layouts of today",
     "score.h: DrawKept: planes_.SignalFull()": "MTE2 fills nothing here: the buffer is scratch of the vector pipe",
     "backward.h: GradientTile: FillColumns(g, n, width, tile.keys, width, 0);": "old numbers, times a probability of 0",

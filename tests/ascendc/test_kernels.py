@@ -34,7 +34,8 @@ class Case:
             q, k, rows = (cu_q[-1], heads), (cu_k[-1], kv_heads), (heads, cu_q[-1])
         call.update(q=normal(*q, d), k=normal(*k, d), v=normal(*k, dv))
         sizes = (batch, heads, sq, sk)
-        plane = lambda axes: tuple(n if axis in axes else 1 for axis, n in zip("bhqk", sizes))[-max(2, len(axes)):]
+        rank = lambda axes: max(2, 4 - "bhqk".index(axes[0]))
+        plane = lambda axes: tuple(n if axis in axes else 1 for axis, n in zip("bhqk", sizes))[-rank(axes):]
         if mask is not None:
             call["attn_mask"] = rng.random(plane(mask)) < mask_share
         if bias is not None:
@@ -104,7 +105,7 @@ class Case:
         return ascend.forward(self.inputs(), lib, **self.spec())
 
     def backward(self, lib=None):
-        """Gradients of the kernel's own forward; a bias has none here."""
+        """Gradients of the kernel's own forward."""
         dout = self.dout if self.layout == "TND" else native.to_layout(self.dout, self.layout)
         return ascend.backward(self.inputs(), self.forward(lib), dout, self.dlse, lib, **self.spec())
 
@@ -126,8 +127,7 @@ class Case:
             got = dict(zip(("dq", "dk", "dv"), np.split(whole, [heads, heads + kv_heads], axis=1)))
         else:
             got = {name: self.back(grads[name], heads if name == "dq" else kv_heads) for name in ("dq", "dk", "dv")}
-        if "dsinks" in grads:
-            got["dsinks"] = grads["dsinks"]
+        got.update((name, grads[name]) for name in ("dsinks", "dbias") if name in grads)
         flash_rule.check(got, exact, naive, flash_rule.unavoidable(self.call, self.dout))
         return grads
 
@@ -153,7 +153,15 @@ FEATURES = {
     "bias half": {"bias": "hqk", "bias_dtype": "query"},
     "bias of keys": {"bias": "k"},
     "bias of queries": {"bias": "hq", "bias_inf": 0.2},
+    "bias of queries, causal": {"bias": "hq", "bias_inf": 0.2, "right": 0},
+    "mask of queries, window": {"mask": "hq", "left": 20, "right": 3, "softcap": 2.0},
     "bias is mask": {"bias": "qk", "bias_inf": 0.4},
+    "bias for all, window": {"bias": "qk", "batch": 2, "heads": 4, "kv_heads": 2, "left": 30, "right": 9, "sq": 150},
+    "bias of one number": {"bias": "b", "batch": 2, "sq": 90},
+    "bias per head, softcap, dropout": {"bias": "h", "batch": 2, "softcap": 2.0, "dropout": 0.2, "sinks": "query"},
+    "bias and fill": {"bias": "bhqk", "mask": "qk", "fill": -1.5, "softcap": 4.0, "right": 0},
+    "bias of keys, two blocks": {"bias": "bk", "bias_dtype": "query", "batch": 2, "sq": 600, "sk": 530, "heads": 1},
+    "bias, drop mask, d 40": {"bias": "hqk", "d": 40, "dv": 24, "drop_mask": "bqk", "dropout": 0.3, "batch": 2},
     "alibi": {"alibi": "h"},
     "alibi per batch, causal": {"alibi": "bh", "batch": 2, "right": 0},
     "softcap": {"softcap": 1.5},

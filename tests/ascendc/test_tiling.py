@@ -13,7 +13,7 @@ class Problem:
     """Shapes only: the tiling reads no data but cumulative lengths."""
 
     def __init__(self, batch, heads, kv_heads, q_len, k_len, d, dv=None, layout="BNSD", cu=None, dtype="float16",
-                 present=(), **options):
+                 present=(), bias=None, **options):
         self.batch, self.heads, self.kv_heads, self.cu = batch, heads, kv_heads, cu
         self.q_len, self.k_len, self.d, self.dv, self.options = q_len, k_len, d, dv or d, options
         empty = lambda *shape: np.broadcast_to(np.zeros(1, native.DTYPES.get(dtype, dtype)), shape)
@@ -32,6 +32,8 @@ class Problem:
         mask = np.broadcast_to(np.zeros(1, bool), (1, 1, q_len, k_len))
         for name in present:
             self.inputs[name] = mask if name == "attn_mask" else mask.astype(np.float32)
+        if bias is not None:
+            self.inputs["bias"] = empty(*bias).astype(np.float32)
         self.layout = layout
         self.excludes_keys = bool(present) or options.get("left", -1) >= 0 or options.get("right", -1) >= 0
         out = self.inputs["query"].shape[:-1] + (self.dv,)
@@ -45,10 +47,12 @@ class Problem:
     def plan(self):
         return ascend.plan("fwd", self.spec(), [self.inputs.get(slot) for slot in native.SLOTS] + self.outputs)
 
-    def plan_backward(self):
+    def plan_backward(self, op="bwd"):
         saved = [self.outputs[0], *self.outputs[2:], self.outputs[0], self.outputs[1]]
         grads = [self.inputs[name] for name in ("query", "key", "value")] + [np.zeros(1, np.float32)]
-        return ascend.plan("bwd", self.spec(), [self.inputs.get(slot) for slot in native.SLOTS] + saved + grads)
+        if op == "bias_grad":
+            grads = [self.inputs["bias"]]
+        return ascend.plan(op, self.spec(), [self.inputs.get(slot) for slot in native.SLOTS] + saved + grads)
 
     def bounds(self, b):
         """First and last key + 1 of every query of sequence b, by the rule of `reference.band`."""
@@ -177,6 +181,30 @@ def test_every_needed_pair_of_the_backward_is_computed_once_and_no_other(seed):
         problem = draw(rng, longest=1500)
         plan = problem.plan_backward()
         check_covers_backward(problem, plan)
+        assert plan["ub"] <= UB and plan["l1"] <= L1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_needed_pair_of_the_bias_gradient_is_computed_once_by_the_owner_of_the_bias(seed):
+    rng = np.random.default_rng(200 + seed)
+    for _ in range(60):
+        drawn = draw(rng, longest=1500)
+        sizes = (drawn.batch, drawn.heads, drawn.q_len, drawn.k_len)
+        if drawn.cu is not None:    # a bias has equal lengths
+            continue
+        bias = tuple(n if rng.random() < 0.6 else 1 for n in sizes)
+        problem = Problem(drawn.batch, drawn.heads, drawn.kv_heads, drawn.q_len, drawn.k_len, drawn.d, drawn.dv,
+                          bias=bias, **drawn.options)
+        plan = problem.plan_backward("bias_grad")
+        # as one accumulator per pair: whose dq or dk it is does not matter here
+        check_covers_backward(problem, {**plan, "pairs": [[0, *pair[1:7], 0] for pair in plan["pairs"]]})
+        owners, tile = {}, 64
+        own = lambda index, size: index if size > 1 else 0
+        for core, b, head, row0, rows, key0, keys, _ in plan["pairs"]:
+            for q in range(row0 // tile, -(-(row0 + rows) // tile)):
+                for k in range(key0 // tile, -(-(key0 + keys) // tile)):
+                    place = tuple(own(i, n) for i, n in zip((b, head, q, k), bias))
+                    assert owners.setdefault(place, core) == core, "two cores add to one number"
         assert plan["ub"] <= UB and plan["l1"] <= L1
 
 

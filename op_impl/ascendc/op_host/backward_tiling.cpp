@@ -42,18 +42,27 @@ struct Lengths {
   int64_t q_len, k_len;
 };
 
-// Cost of the pairs of one key block and one head, in products of 16 x 16 x 16.
+constexpr double kPerPair = 256;  // what a pair costs beside its products
+
+// 16 x 16 pieces of a pair's scores.
+double products(const Pair& p) {
+  return double(round_up(p.rows, kFractal) * round_up(p.keys, kFractal) / (kFractal * kFractal));
+}
+
+// Cost of a pair of which only the scores and their gradients are wanted, in products of 16 x 16 x 16.
+double cost_of_scores(const BackwardTiling& t, const Pair& p) {
+  return kPerPair + products(p) * double(t.a.d + t.a.dv) / kFractal;
+}
+
+// Cost of the pairs of one key block and one head.
 double cost_of(const BackwardTiling& t, const Lengths& seq, int64_t key0, int64_t key1) {
-  constexpr double kPerPair = 256;
   BackwardTiling one = t;
   one.cores = 1, one.items = 1, one.a.group = 1;
   const BackwardItem item{0, 0, int32_t(key0), int32_t(key1), 0};
   auto sequences = [&](int64_t) { return seq; };
   PairStream<const BackwardItem*, decltype(sequences)> pairs(one, &item, sequences, 0);
   double cost = 0;
-  for (Pair p; pairs.next(&p);)
-    cost += kPerPair + double(round_up(p.rows, kFractal) * round_up(p.keys, kFractal) / (kFractal * kFractal)) *
-                           double(3 * t.a.d + 2 * t.a.dv) / kFractal;
+  for (Pair p; pairs.next(&p);) cost += kPerPair + products(p) * double(3 * t.a.d + 2 * t.a.dv) / kFractal;
   return cost;
 }
 
@@ -142,16 +151,14 @@ std::vector<Share> balance(const Problem& p, const BackwardTiling& t, int64_t* p
   return best;
 }
 
-}  // namespace
-
-BackwardPlan plan_backward(const Problem& p, const Soc& soc, const TilingChoice& choice) {
-  BackwardPlan plan;
-  BackwardTiling& t = plan.tiling;
+// Block sizes, and what lies where in UB and L1.
+BackwardTiling blocks_of(const Problem& p, const Soc& soc, const TilingChoice& choice) {
+  BackwardTiling t{};
   t.a = attention_tiling(p);
-  t.dout = layout_of(p.dout), t.dq = layout_of(p.dq), t.dk = layout_of(p.dk), t.dv = layout_of(p.dv_);
+  t.dout = layout_of(p.dout);
   t.has_dlse = p.dlse != nullptr;
   t.cores = soc.cores;
-  t.depth = int32_t(choice.depth ? choice.depth : 1);
+  t.depth = choice.serial ? 0 : int32_t(choice.depth ? choice.depth : 1);
   const int64_t outer = p.varlen ? 1 : p.batch;
   t.q_stats = outer * p.heads * p.q_rows, t.k_stats = outer * p.kv_heads * p.k_rows;
 
@@ -171,6 +178,63 @@ BackwardPlan plan_backward(const Problem& p, const Soc& soc, const TilingChoice&
   t.l1.stream = l1.take(4 * slot);
   t.l1.end = l1.used();
   l1.check();
+  return t;
+}
+
+// Elements of one of the rings in GM.
+int64_t ring_of(const BackwardTiling& t) { return int64_t(t.cores) * (t.depth + 1) * t.block_q * t.block_k; }
+
+// Items in falling order of cost.
+template <class Item>
+void sort_by_cost(GradientPlan<Item>* plan) {
+  std::vector<int64_t> order(plan->items.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t x, int64_t y) { return plan->costs[x] > plan->costs[y]; });
+  const GradientPlan<Item> old = *plan;
+  for (size_t i = 0; i < order.size(); ++i) plan->items[i] = old.items[order[i]], plan->costs[i] = old.costs[order[i]];
+}
+
+// The pieces of the bias of at most `rows` x `keys`; what repeats is not cut.
+void cut(const Problem& p, int64_t rows, int64_t keys, BiasGradPlan* plan) {
+  const PlaneLayout& bias = plan->tiling.a.bias;
+  auto pieces = [](int64_t n, int64_t size, int64_t stride) {
+    std::vector<std::pair<int32_t, int32_t>> cuts;
+    if (!stride) size = n;
+    for (int64_t at = 0; at < n; at += size) cuts.emplace_back(int32_t(at), int32_t(std::min(n, at + size)));
+    return cuts;
+  };
+  plan->items.clear(), plan->costs.clear();
+  BackwardTiling one = plan->tiling;
+  one.cores = 1, one.items = 1;
+  auto cost = [&](BiasItem item) {
+    const double times = double(item.batch1 - item.batch0) * double(item.head1 - item.head0);
+    item.batch1 = item.batch0 + 1, item.head1 = item.head0 + 1;
+    BiasStream<const BiasItem*, int> pairs(one, &item, 0, 0);
+    double sum = 0;
+    for (Pair pair; pairs.next(&pair);) sum += cost_of_scores(one, pair);
+    return sum * times;
+  };
+  const auto batches = pieces(p.batch, 1, bias.b), heads = pieces(p.heads, 1, bias.h);
+  for (const auto& [row0, row1] : pieces(p.max_q, rows, bias.q))
+    for (const auto& [key0, key1] : pieces(p.max_k, keys, bias.k)) {
+      BiasItem item{batches[0].first, batches[0].second, heads[0].first, heads[0].second, row0, row1, key0, key1};
+      const double each = cost(item);
+      for (const auto& [batch0, batch1] : batches)
+        for (const auto& [head0, head1] : heads) {
+          item.batch0 = batch0, item.batch1 = batch1, item.head0 = head0, item.head1 = head1;
+          if (each > 0) plan->items.push_back(item), plan->costs.push_back(each);
+        }
+    }
+  sort_by_cost(plan);
+  plan->tiling.items = int64_t(plan->items.size());
+}
+
+}  // namespace
+
+BackwardPlan plan_backward(const Problem& p, const Soc& soc, const TilingChoice& choice) {
+  BackwardPlan plan;
+  BackwardTiling& t = plan.tiling = blocks_of(p, soc, choice);
+  t.dq = layout_of(p.dq), t.dk = layout_of(p.dk), t.dv = layout_of(p.dv_);
 
   int64_t parts = 1;
   const std::vector<Share> shares = balance(p, t, &parts);
@@ -179,7 +243,7 @@ BackwardPlan plan_backward(const Problem& p, const Soc& soc, const TilingChoice&
   t.items = int64_t(plan.items.size());
   t.parts = choice.atomic ? 1 : parts;
 
-  const int64_t ring = int64_t(t.cores) * (t.depth + 1) * t.block_q * t.block_k;
+  const int64_t ring = ring_of(t);
   t.ws.score = 0;
   t.ws.grad = t.ws.score + ring * 4;
   t.ws.prob = t.ws.grad + ring * 4;
@@ -193,15 +257,53 @@ BackwardPlan plan_backward(const Problem& p, const Soc& soc, const TilingChoice&
   return plan;
 }
 
-std::vector<uint8_t> BackwardPlan::bytes() const {
-  std::vector<uint8_t> buffer(sizeof(BackwardTiling) + items.size() * sizeof(BackwardItem));
+BiasGradPlan plan_bias_grad(const Problem& p, const Soc& soc, const TilingChoice& choice) {
+  constexpr double kGoodEnough = 0.04;
+  BiasGradPlan plan;
+  BackwardTiling& t = plan.tiling = blocks_of(p, soc, choice);
+  t.parts = 1;
+  // Whole rows of blocks where they are enough to keep the cores busy, else single blocks.
+  for (const int64_t keys : {round_up(std::max<int64_t>(p.max_k, 1), t.block_k), int64_t(t.block_k)}) {
+    cut(p, t.block_q, keys, &plan);
+    double worst = 0;
+    for (const int64_t cores : kCoreCounts) worst = std::max(worst, imbalance_of(sums(plan.costs, cores)));
+    if (worst <= kGoodEnough) break;
+  }
+  auto stored = [](int64_t stride, int64_t n) { return stride ? n : 1; };
+  const Plane& bias = p.bias;
+  t.bias_elements =
+      stored(bias.b, p.batch) * stored(bias.h, p.heads) * stored(bias.q, p.max_q) * stored(bias.k, p.max_k);
+  t.bias_parts = bias.q ? 1 : 2;
+  t.bias_part_elements = round_up(t.bias_elements, kFractal);
+  const int64_t ring = ring_of(t);
+  t.ws.score = 0;
+  t.ws.grad = t.ws.score + ring * 4;
+  t.ws.delta = t.ws.grad + ring * 4;
+  t.ws.dbias = t.ws.delta + round_up(t.q_stats * 4, 512);
+  const int64_t end = round_up(t.ws.dbias + t.bias_parts * t.bias_part_elements * 4, 512);
+  t.ws.guard = guard_space(p, t.a, t.cores, false, end, &t.ws.end);
+  return plan;
+}
+
+template <class Item>
+std::vector<uint8_t> GradientPlan<Item>::bytes() const {
+  std::vector<uint8_t> buffer(sizeof(BackwardTiling) + items.size() * sizeof(Item));
   std::memcpy(buffer.data(), &tiling, sizeof(tiling));
-  if (!items.empty()) std::memcpy(buffer.data() + sizeof(tiling), items.data(), items.size() * sizeof(BackwardItem));
+  if (!items.empty()) std::memcpy(buffer.data() + sizeof(tiling), items.data(), items.size() * sizeof(Item));
   return buffer;
 }
 
-std::vector<double> BackwardPlan::cost_per_core() const { return sums(costs, tiling.cores); }
+template <class Item>
+std::vector<double> GradientPlan<Item>::cost_per_core() const {
+  return sums(costs, tiling.cores);
+}
 
-double BackwardPlan::imbalance() const { return imbalance_of(cost_per_core()); }
+template <class Item>
+double GradientPlan<Item>::imbalance() const {
+  return imbalance_of(cost_per_core());
+}
+
+template struct GradientPlan<BackwardItem>;
+template struct GradientPlan<BiasItem>;
 
 }  // namespace msf

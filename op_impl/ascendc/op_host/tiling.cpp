@@ -49,7 +49,8 @@ AttentionTiling attention_tiling(const Problem& p) {
   a.dropout = p.drop_mask ? 2 : p.dropout > 0 ? 1 : 0;
   a.keep_scale = float(1 / (1 - p.dropout));
   a.drop_threshold = uint32_t(p.dropout * 4294967296.0);
-  a.seed = p.seed, a.offset = p.offset;
+  a.seed_from_input = p.seed_from_input;  // a device's memory, which only the kernel can read
+  if (!a.seed_from_input) a.seed = p.seed, a.offset = p.offset;
   a.q = layout_of(p.q), a.k = layout_of(p.k), a.v = layout_of(p.v), a.out = layout_of(p.out);
   a.mask = layout_of(p.mask), a.bias = layout_of(p.bias), a.drop_mask = layout_of(p.drop_mask);
   a.alibi = p.alibi != nullptr, a.alibi_b = p.alibi_b;
@@ -91,11 +92,11 @@ void fit_ub(ForwardTiling* t, int64_t size, int64_t stack) {
   fail("the buffers do not fit the ", size, " bytes of UB.");
 }
 
-void place_in_l1(ForwardTiling* t, int64_t size) {
+void place_in_l1(ForwardTiling* t, int64_t size, bool single) {
   const AttentionTiling& a = t->a;
   Budget l1("L1", size);
   // 8 events between MTE1 and MTE2: two buffers of Q, the others between K and V, and P
-  t->kv_slots = 4, t->p_slots = 2;
+  t->kv_slots = single ? 1 : 4, t->p_slots = single ? 1 : 2;
   t->l1.q = l1.take(2 * t->block_m * a.d * 2);
   t->l1.kv = l1.take(int64_t(t->kv_slots) * t->block_n * std::max(a.d, a.dv) * 2);
   t->l1.p = l1.take(int64_t(t->p_slots) * t->block_m * t->block_n * 2);
@@ -196,7 +197,7 @@ ForwardPlan plan_forward(const Problem& p, const Soc& soc, const TilingChoice& c
   ForwardTiling& t = plan.tiling;
   t.a = attention_tiling(p);
   t.cores = soc.cores;
-  t.depth = int32_t(choice.depth ? choice.depth : 2);
+  t.depth = choice.serial ? 0 : int32_t(choice.depth ? choice.depth : 2);
   // Heads of a group share a tile where all their rows fit: decoding. Their statistics have to be contiguous.
   const int64_t group = p.group();
   t.pack = int32_t(!p.varlen && group > 1 && p.max_q * group <= 64 ? group : 1);
@@ -215,7 +216,7 @@ ForwardPlan plan_forward(const Problem& p, const Soc& soc, const TilingChoice& c
   while (stack > 64 && stack / 2 >= p.max_k) stack /= 2;
   fit_ub(&t, soc.ub, stack);
   t.block_n = std::min(128, t.stack_n);
-  place_in_l1(&t, soc.l1);
+  place_in_l1(&t, soc.l1, choice.single_buffer);
 
   const int64_t ring = int64_t(t.cores) * (t.depth + 1) * t.block_m;
   t.ws.score = 0;

@@ -13,6 +13,9 @@ namespace msf {
 struct TilingChoice {
   int64_t block_m = 0, stack_n = 0, depth = 0;
   bool atomic = false;  // backward: all cores add to one dQ, in whatever order
+  // For the cycle model alone, which does not compute: the cube waits for the vectors after every stack; one buffer in
+  // L1 where there are several.
+  bool serial = false, single_buffer = false;
 
   // From the environment: MS_FLASH_BLOCK_M, MS_FLASH_BLOCK_N (keys per stack), MS_FLASH_DEPTH.
   static TilingChoice from_environment();
@@ -29,9 +32,10 @@ struct ForwardPlan {
   double imbalance() const;                            // largest over mean cost, minus 1
 };
 
-struct BackwardPlan {
+template <class Item>
+struct GradientPlan {
   BackwardTiling tiling{};
-  std::vector<BackwardItem> items;
+  std::vector<Item> items;
   std::vector<double> costs;  // of the items
 
   std::vector<uint8_t> bytes() const;
@@ -39,6 +43,8 @@ struct BackwardPlan {
   std::vector<double> cost_per_core() const;
   double imbalance() const;
 };
+using BackwardPlan = GradientPlan<BackwardItem>;
+using BiasGradPlan = GradientPlan<BiasItem>;
 
 // What surrounds the attention of a block: sizes of the activations, and where each weight lies.
 struct BlockShape {
@@ -61,6 +67,7 @@ struct BlockPlan {
 // Throw std::invalid_argument for what the kernels do not take.
 ForwardPlan plan_forward(const Problem& p, const Soc& soc, const TilingChoice& choice = {});
 BackwardPlan plan_backward(const Problem& p, const Soc& soc, const TilingChoice& choice = {});
+BiasGradPlan plan_bias_grad(const Problem& p, const Soc& soc, const TilingChoice& choice = {});
 
 BlockPlan plan_block(const Problem& attention, const BlockShape& shape, const Soc& soc,
                      const TilingChoice& choice = {});

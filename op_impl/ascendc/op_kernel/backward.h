@@ -9,10 +9,13 @@
 // The cube issues S, dP of pair t, then the three sums of pair t - depth. In the deterministic form an accumulator in
 // GM is added to by one core only, in the order of its pairs: keys are shared out between cores, and each share has a
 // dQ of its own, added up in order at the end. With parts = 1 all cores add to one dQ.
+//
+// The gradient of the bias is a launch of its own, for those who ask for it: the same pairs, but dS goes to bias_grad.h
+// and no sums are made of it.
 #pragma once
+#include "bias_grad.h"
 #include "cube.h"
 #include "guard.h"
-#include "score.h"
 
 namespace msf {
 
@@ -20,10 +23,20 @@ struct Saved {
   Address out, row_max, row_sum, dout, dlse;
 };
 struct Gradients {
-  Address dq, dk, dv, dsinks;
+  Address dq, dk, dv, dsinks, dbias;
 };
 
-using BackwardItems = const __gm__ BackwardItem*;
+// What a launch is for.
+struct OfInputs {
+  static constexpr bool kBias = false;
+  using Items = const __gm__ BackwardItem*;
+  using Pairs = PairStream<Items, Sequences>;
+};
+struct OfBias {
+  static constexpr bool kBias = true;
+  using Items = const __gm__ BiasItem*;
+  using Pairs = BiasStream<Items, Sequences>;
+};
 
 template <class T>
 struct BackwardWorkspace {
@@ -60,11 +73,11 @@ __aicore__ inline int64_t KeyRow(const BackwardTiling& t, const Sequence& seq, i
   return b * t.a.k_stat_b + h * t.a.k_stat_h + seq.k_base + row;
 }
 
-template <class T>
+template <class T, class Goal>
 class BackwardCube {
  public:
-  __aicore__ inline BackwardCube(const BackwardTiling& t, BackwardItems items, const Inputs& in, const Saved& saved,
-                                 const KeysValues& kv, Address workspace)
+  __aicore__ inline BackwardCube(const BackwardTiling& t, typename Goal::Items items, const Inputs& in,
+                                 const Saved& saved, const KeysValues& kv, Address workspace)
       : t_(t), items_(items), in_(in), saved_(saved), kv_(kv), ws_{workspace, &t, AscendC::GetBlockIdx()} {}
 
   __aicore__ inline void Run() {
@@ -74,8 +87,7 @@ class BackwardCube {
     channels_.SetUp(t_.l1.channels, t_.l1.slot, 2, 2);
     stream_.SetUp(t_.l1.stream, t_.l1.slot, 4, 4);
     const Sequences sequences{t_.a, in_};
-    PairStream<BackwardItems, Sequences> ahead(t_, items_, sequences, ws_.core),
-        behind(t_, items_, sequences, ws_.core);
+    typename Goal::Pairs ahead(t_, items_, sequences, ws_.core), behind(t_, items_, sequences, ws_.core);
     Pair p;
     for (int64_t turn = 0;; ++turn) {
       if (ahead.next(&p)) Scores(p, turn);
@@ -193,16 +205,17 @@ class BackwardCube {
   }
 
   __aicore__ inline void Sums(const Pair& p, int64_t turn) {
+    AscendC::CrossCoreWaitFlag(kProbReady);
+    if (Goal::kBias) return;
     const Sequence seq = SequenceOf(t_.a, in_, p.batch);
     const int64_t key_row = KeyRow(t_, seq, p.batch, p.kv_head, p.key0);
-    AscendC::CrossCoreWaitFlag(kProbReady);
     SumOverRows(p, ws_.Prob(turn), t_.dout, saved_.dout, t_.a.dv, ws_.DValue(key_row));
     SumOverRows(p, ws_.DScore(turn), t_.a.q, in_.query, t_.a.d, ws_.DKey(key_row));
     SumOverKeys(p, ws_.DScore(turn), ws_.DQuery(p.part, QueryRow(t_.a, seq, p.batch, p.head, p.row0)));
   }
 
   const BackwardTiling& t_;
-  BackwardItems items_;
+  typename Goal::Items items_;
   Inputs in_;
   Saved saved_;
   KeysValues kv_;
@@ -211,40 +224,49 @@ class BackwardCube {
   L1Ring rows_, channels_, stream_;
 };
 
-template <class T>
+template <class T, class Goal>
 class BackwardVector {
  public:
-  __aicore__ inline BackwardVector(const BackwardTiling& t, BackwardItems items, const Inputs& in, const Saved& saved,
-                                   const Gradients& grads, Address workspace)
+  __aicore__ inline BackwardVector(const BackwardTiling& t, typename Goal::Items items, const Inputs& in,
+                                   const Saved& saved, const Gradients& grads, Address workspace)
       : t_(t),
         items_(items),
         in_(in),
         saved_(saved),
         grads_(grads),
         ws_{workspace, &t, AscendC::GetBlockIdx() / AscendC::GetSubBlockNum()},
+        bias_(t, workspace, grads.dbias),
         sequences_{t.a, in_},
         core_(AscendC::GetBlockIdx()),
         cores_(t.cores * AscendC::GetSubBlockNum()) {}
 
   __aicore__ inline void Run() {
     SetUp();
-    Clear(ws_.DQuery(0, 0), t_.parts * t_.q_stats * t_.a.d);
-    Clear(ws_.DKey(0), t_.k_stats * t_.a.d);
-    Clear(ws_.DValue(0), t_.k_stats * t_.a.dv);
+    if (Goal::kBias) {
+      Clear(bias_.Sums(0), t_.bias_parts * t_.bias_part_elements);
+    } else {
+      Clear(ws_.DQuery(0, 0), t_.parts * t_.q_stats * t_.a.d);
+      Clear(ws_.DKey(0), t_.k_stats * t_.a.d);
+      Clear(ws_.DValue(0), t_.k_stats * t_.a.dv);
+    }
     ComputeDelta();
     AscendC::SyncAll<false>();
-    PairStream<BackwardItems, Sequences> pairs(t_, items_, sequences_, ws_.core);
+    typename Goal::Pairs pairs(t_, items_, sequences_, ws_.core);
     Pair p;
     for (int64_t turn = 0; pairs.next(&p); ++turn) Gradient(p, turn);
     AscendC::SyncAll<false>();
-    FinishQueries();
-    FinishKeys();
-    if (t_.a.sinks != DataType::none) FinishSinks();
+    if (Goal::kBias) {
+      bias_.Finish(&score_, &prob_, core_, cores_);
+    } else {
+      FinishQueries();
+      FinishKeys();
+      if (t_.a.sinks != DataType::none) FinishSinks();
+    }
     score_.WaitAllEmpty();
     grad_.WaitAllEmpty();
     stats_in_.WaitAllEmpty();
     prob_.WaitAllEmpty();
-    dscore_.WaitAllEmpty();
+    if (!Goal::kBias) dscore_.WaitAllEmpty();
     pieces_.WaitAllEmpty();
   }
 
@@ -257,12 +279,13 @@ class BackwardVector {
     score_.SetUp(t_.ub.score, t_.ub.tile, 2, 0);
     grad_.SetUp(t_.ub.grad, t_.ub.tile, 2, 2);
     stats_in_.SetUp(t_.ub.stats, 3 * StatBytes(), 1, 4);
-    prob_.SetUp(t_.ub.prob, t_.ub.tile / 2, 2, 0);
-    dscore_.SetUp(t_.ub.dscore, t_.ub.tile / 2, 2, 2);
+    // what leaves is P and dS in 16 bit, or dS in 32 bit, which takes the room of both
+    prob_.SetUp(t_.ub.prob, Goal::kBias ? t_.ub.tile : t_.ub.tile / 2, 2, 0);
+    if (!Goal::kBias) dscore_.SetUp(t_.ub.dscore, t_.ub.tile / 2, 2, 2);
     spread_ = Local<float>(TPosition::VECCALC, t_.ub.spread, kLanes * kBlockBytes);
     scratch_ = Local<float>(TPosition::VECCALC, t_.ub.scratch, t_.ub.tile);
     pieces_.SetUp(t_.a, in_, t_.ub.tile, t_.ub.plane, t_.ub.scratch, t_.ub.index, t_.block_k * 4, 5);
-    pieces_.KeepSlope(t_.ub.slope);
+    pieces_.KeepSlope(t_.ub.slope, Goal::kBias);
   }
   __aicore__ inline int32_t StatBytes() const { return Align((t_.block_q + 1) / 2, kLanes) * 4; }
 
@@ -385,10 +408,15 @@ class BackwardVector {
       AscendC::Mul(g, g, pieces_.Slope(), tile.Elements());
       AscendC::PipeBarrier<PIPE_V>();
     }
-    if (t_.a.dropout) pieces_.Keep(s, tile, rows);
-    Emit(prob_, ws_.Prob(turn)[at], s, tile);
-    score_.SignalEmpty();
-    Emit(dscore_, ws_.DScore(turn)[at], g, tile);
+    if (Goal::kBias) {
+      score_.SignalEmpty();
+      bias_.Add(g, tile, rows, scratch_, &prob_);
+    } else {
+      if (t_.a.dropout) pieces_.Keep(s, tile, rows);
+      Emit(prob_, ws_.Prob(turn)[at], s, tile);
+      score_.SignalEmpty();
+      Emit(dscore_, ws_.DScore(turn)[at], g, tile);
+    }
     grad_.SignalEmpty();
   }
 
@@ -511,11 +539,12 @@ class BackwardVector {
   }
 
   const BackwardTiling& t_;
-  BackwardItems items_;
+  typename Goal::Items items_;
   Inputs in_;
   Saved saved_;
   Gradients grads_;
   BackwardWorkspace<T> ws_;
+  BiasSums<T> bias_;
   Sequences sequences_;
   int64_t core_, cores_;
   InputRing score_, grad_, stats_in_;

@@ -55,6 +55,7 @@ extern "C" __global__ __aicore__ void ms_flash_block(GM_ADDR x, GM_ADDR context,
                                                      GM_ADDR drop_mask, GM_ADDR y, GM_ADDR lse, GM_ADDR row_max,
                                                      GM_ADDR row_sum, GM_ADDR workspace, GM_ADDR tiling) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIC_1_2);
+  REGISTER_TILING_DEFAULT(msf::BlockTilingBuffer);
   AscendC::InitSocState();
   AscendC::SetSaturationFlag<AscendC::SaturationMode::FLOAT>(false);  // NaN and Inf stay what they are
   GET_TILING_DATA_WITH_STRUCT(msf::BlockTiling, t, tiling);

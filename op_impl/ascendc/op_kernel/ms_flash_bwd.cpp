@@ -6,13 +6,13 @@ namespace msf {
 template <class T>
 __aicore__ inline void Backward(const BackwardTiling& t, Address tiling, const Inputs& in, const Saved& saved,
                                 const Gradients& grads, Address workspace) {
-  const BackwardItems items = reinterpret_cast<BackwardItems>(tiling + sizeof(BackwardTiling));
+  const OfInputs::Items items = reinterpret_cast<OfInputs::Items>(tiling + sizeof(BackwardTiling));
   const KeysValues kv = Guard<T>(t.a, t.ws.guard, in, workspace, t.cores).Choose();
   if ASCEND_IS_AIC {
-    BackwardCube<T>(t, items, in, saved, kv, workspace).Run();
+    BackwardCube<T, OfInputs>(t, items, in, saved, kv, workspace).Run();
   }
   if ASCEND_IS_AIV {
-    BackwardVector<T>(t, items, in, saved, grads, workspace).Run();
+    BackwardVector<T, OfInputs>(t, items, in, saved, grads, workspace).Run();
   }
 }
 
@@ -21,17 +21,18 @@ __aicore__ inline void Backward(const BackwardTiling& t, Address tiling, const I
 extern "C" __global__ __aicore__ void ms_flash_bwd(GM_ADDR query, GM_ADDR key, GM_ADDR value, GM_ADDR attn_mask,
                                                    GM_ADDR bias, GM_ADDR alibi_slopes, GM_ADDR sinks, GM_ADDR seed,
                                                    GM_ADDR drop_mask, GM_ADDR cu_seqlens_q, GM_ADDR cu_seqlens_k,
-                                                   GM_ADDR out, GM_ADDR row_max, GM_ADDR row_sum, GM_ADDR dout,
+                                                   GM_ADDR attn, GM_ADDR row_max, GM_ADDR row_sum, GM_ADDR dout,
                                                    GM_ADDR dlse, GM_ADDR dq, GM_ADDR dk, GM_ADDR dv, GM_ADDR dsinks,
                                                    GM_ADDR workspace, GM_ADDR tiling) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIC_1_2);
+  REGISTER_TILING_DEFAULT(msf::BackwardTilingBuffer);
   AscendC::InitSocState();
   AscendC::SetSaturationFlag<AscendC::SaturationMode::FLOAT>(false);  // NaN and Inf stay what they are
   GET_TILING_DATA_WITH_STRUCT(msf::BackwardTiling, t, tiling);
   const msf::Inputs in{query, key,  value,     attn_mask,    bias,        alibi_slopes,
                        sinks, seed, drop_mask, cu_seqlens_q, cu_seqlens_k};
-  const msf::Saved saved{out, row_max, row_sum, dout, dlse};
-  const msf::Gradients grads{dq, dk, dv, dsinks};
+  const msf::Saved saved{attn, row_max, row_sum, dout, dlse};
+  const msf::Gradients grads{dq, dk, dv, dsinks, nullptr};
   const msf::Address user = AscendC::GetUserWorkspace(workspace);
   if (t.a.bf16)
     msf::Backward<bfloat16_t>(t, tiling, in, saved, grads, user);

@@ -24,6 +24,7 @@ extern "C" __global__ __aicore__ void ms_flash_fwd(GM_ADDR query, GM_ADDR key, G
                                                    GM_ADDR out, GM_ADDR lse, GM_ADDR row_max, GM_ADDR row_sum,
                                                    GM_ADDR workspace, GM_ADDR tiling) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIC_1_2);
+  REGISTER_TILING_DEFAULT(msf::ForwardTilingBuffer);
   AscendC::InitSocState();
   AscendC::SetSaturationFlag<AscendC::SaturationMode::FLOAT>(false);  // NaN and Inf stay what they are
   GET_TILING_DATA_WITH_STRUCT(msf::ForwardTiling, t, tiling);

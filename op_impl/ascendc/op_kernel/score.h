@@ -43,10 +43,12 @@ class ScorePieces {
   }
   __aicore__ inline void WaitAllEmpty() { planes_.WaitAllEmpty(); }
 
-  // The backward wants d score / d (scale q.k) as well: 1 unless there is a softcap or a fill.
-  __aicore__ inline void KeepSlope(int32_t byte) {
+  // The backward wants d score / d (scale q.k) as well, or d score / d bias, which the softcap does not touch: 1 unless
+  // there is a softcap or a fill.
+  __aicore__ inline void KeepSlope(int32_t byte, bool of_bias) {
     slope_ = Local<float>(TPosition::VECCALC, byte, tile_bytes_);
-    has_slope_ = a_->softcap > 0 || a_->has_fill;
+    cap_slope_ = a_->softcap > 0 && !of_bias;
+    has_slope_ = cap_slope_ || a_->has_fill;
   }
   __aicore__ inline bool HasSlope() const { return has_slope_; }
   __aicore__ inline LocalTensor<float> Slope() const { return slope_; }
@@ -57,8 +59,8 @@ class ScorePieces {
       SoftCap(s, t);
     } else {
       AscendC::Muls(s, s, a_->scale, t.Elements());
-      if (has_slope_) AscendC::Duplicate(slope_, 1.0f, t.Elements());
     }
+    if (has_slope_ && !cap_slope_) AscendC::Duplicate(slope_, 1.0f, t.Elements());
     AscendC::PipeBarrier<PIPE_V>();
     if (a_->bias.dtype != DataType::none) AddBias(s, t, rows);
     if (a_->alibi) AddAlibi(s, t, rows, band);
@@ -105,7 +107,7 @@ class ScorePieces {
     AscendC::Muls(s, s, -1.0f, t.Elements());
     AscendC::PipeBarrier<PIPE_V>();
     AscendC::Adds(s, s, a_->softcap, t.Elements());
-    if (!has_slope_) return;
+    if (!cap_slope_) return;
     AscendC::PipeBarrier<PIPE_V>();
     AscendC::Muls(slope_, s, 1 / a_->softcap, t.Elements());
     AscendC::PipeBarrier<PIPE_V>();
@@ -163,6 +165,7 @@ class ScorePieces {
         else
           AscendC::Adds(s[r * t.width], s[r * t.width], value, t.width);
       }
+      AscendC::PipeBarrier<PIPE_V>();
       return;
     }
     const LocalTensor<float> bias = FetchFloat(a_->bias, in_->bias, t, rows);
@@ -171,6 +174,7 @@ class ScorePieces {
     AscendC::PipeBarrier<PIPE_V>();
     AscendC::Select(s, bits_, s, kMinusInf, AscendC::SELMODE::VSEL_TENSOR_SCALAR_MODE, uint32_t(t.Elements()));
     planes_.SignalEmpty();
+    AscendC::PipeBarrier<PIPE_V>();
   }
 
   // s -= slope |i + off - j|
@@ -200,6 +204,7 @@ class ScorePieces {
           Fill(s[r * t.width], 0, t.keys, masked);
           if (has_slope_) Fill(slope_[r * t.width], 0, t.keys, 0);
         }
+      AscendC::PipeBarrier<PIPE_V>();
       return;
     }
     FetchBits(a_->mask, in_->mask, AscendC::CMPMODE::EQ, t, rows);
@@ -253,7 +258,7 @@ class ScorePieces {
   uint64_t seed_ = 0, offset_ = 0;
   LocalTensor<uint8_t> bits_;
   LocalTensor<float> index_, constant_, slope_;
-  bool has_slope_ = false;
+  bool has_slope_ = false, cap_slope_ = false;
   int32_t scratch_byte_ = 0, tile_bytes_ = 0;
 };
 

@@ -8,18 +8,20 @@
 
 #include "ascendc/twin_lib/run.h"
 #include "cpu/call.h"
+#include "cpu/infer.h"
 #include "cpu/kernels.h"
 
 namespace msf {
 
 namespace {
 
-thread_local std::string last_error, last_plan;
+thread_local std::string last_error, last_plan, last_totals;
 thread_local bool planning = false;
 
 Op op_of(const char* name) {
   if (!std::strcmp(name, "fwd")) return Op::forward;
   if (!std::strcmp(name, "bwd")) return Op::backward;
+  if (!std::strcmp(name, "bias_grad")) return Op::bias_grad;
   throw std::invalid_argument(std::string("For 'flash_attention' on Ascend, there is no op '") + name + "'.");
 }
 
@@ -85,15 +87,18 @@ void call_block(const char* spec, const std::vector<Array>& in) {
   block = nullptr;
 }
 
-void bias_grad(const Problem&) {
-  throw std::invalid_argument("For 'flash_attention' on Ascend, the gradient of 'bias' is not supported.");
-}
+void bias_grad(const Problem& p) { planning ? last_plan = describe_bias_grad(p), void() : run_bias_grad(p); }
 
 }  // namespace
 
 // cpu/call.cpp checks a call and turns it into a Problem, whoever runs it.
 const Kernels* selected_kernels() {
-  static const Kernels table{"ascend-twin", 0, forward, backward, bias_grad, nullptr, nullptr, nullptr};
+  static const Kernels table = [] {
+    Kernels k{};
+    k.isa = "ascend-twin";
+    k.forward = forward, k.backward = backward, k.bias_grad = bias_grad;
+    return k;
+  }();
   return &table;
 }
 
@@ -104,6 +109,17 @@ using namespace msf;
 int msflash_ascend_call(const char* op, const char* spec, int nparam, void** params, int* ndims, int64_t** shapes,
                         const char** dtypes) {
   return guarded([&] { run(op_of(op), Spec(spec), arrays_of(nparam, params, ndims, shapes, dtypes)); });
+}
+
+int msflash_ascend_infer(const char* op, const char* spec, int ninput, const int* ndims, const int64_t* const* shapes,
+                         MsFlashOutputs* outputs) {
+  return guarded([&] { infer(op_of(op), Spec(spec), ninput, ndims, shapes, outputs); });
+}
+
+int msflash_ascend_present_inputs(const char* op, const char* spec) {
+  int count = -1;
+  guarded([&] { count = present_inputs(op_of(op), Spec(spec)); });
+  return count;
 }
 
 int msflash_ascend_block(const char* spec, int nparam, void** params, int* ndims, int64_t** shapes,
@@ -121,6 +137,10 @@ const char* msflash_ascend_plan(const char* op, const char* spec, int nparam, vo
 
 const char* msflash_ascend_last_error() { return last_error.c_str(); }
 const char* msflash_ascend_last_report() { return last_report().c_str(); }
+const char* msflash_ascend_totals(int reset) {
+  last_totals = totals(reset != 0);
+  return last_totals.c_str();
+}
 
 int msflash_ascend_configure(const char* key, const char* value) {
   return guarded([&] { configure(key, value); });

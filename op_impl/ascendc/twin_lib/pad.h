@@ -12,6 +12,7 @@ class Padded {
  public:
   static bool needed(const Problem& p) { return p.d % 16 || p.dv % 16; }
 
+  // `backward`: the output is an operand. Gradients are results where the problem has them.
   Padded(const Problem& p, bool backward) : problem(p), outer_(p.varlen ? 1 : p.batch) {
     problem.d = (p.d + 15) / 16 * 16, problem.dv = (p.dv + 15) / 16 * 16;
     problem.packed = false;
@@ -21,6 +22,7 @@ class Padded {
     take(&problem.out, p.heads, p.q_rows, p.dv, backward, !backward);
     if (!backward) return;
     take(&problem.dout, p.heads, p.q_rows, p.dv, true, false);
+    if (!p.dq) return;
     take(&problem.dq, p.heads, p.q_rows, p.d, false, true);
     take(&problem.dk, p.kv_heads, p.k_rows, p.d, false, true);
     take(&problem.dv_, p.kv_heads, p.k_rows, p.dv, false, true);

@@ -1,12 +1,15 @@
 #include "ascendc/twin_lib/run.h"
 
 #include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
 #include <sstream>
 #include <stdexcept>
 #include <vector>
 
-#include "ascendc/op_host/tiling.h"
-#include "ascendc/schedule.h"
+#include "ascendc/op_host/describe.h"
+#include "ascendc/op_host/presets.h"
 #include "ascendc/twin_lib/pad.h"
 #include "launch.h"
 
@@ -21,6 +24,12 @@ extern "C" void ms_flash_bwd(uint8_t* query, uint8_t* key, uint8_t* value, uint8
                              uint8_t* cu_seqlens_q, uint8_t* cu_seqlens_k, uint8_t* out, uint8_t* row_max,
                              uint8_t* row_sum, uint8_t* dout, uint8_t* dlse, uint8_t* dq, uint8_t* dk, uint8_t* dv,
                              uint8_t* dsinks, uint8_t* workspace, uint8_t* tiling);
+
+extern "C" void ms_flash_bias_grad(uint8_t* query, uint8_t* key, uint8_t* value, uint8_t* attn_mask, uint8_t* bias,
+                                   uint8_t* alibi_slopes, uint8_t* sinks, uint8_t* seed, uint8_t* drop_mask,
+                                   uint8_t* cu_seqlens_q, uint8_t* cu_seqlens_k, uint8_t* out, uint8_t* row_max,
+                                   uint8_t* row_sum, uint8_t* dout, uint8_t* dlse, uint8_t* dbias, uint8_t* workspace,
+                                   uint8_t* tiling);
 
 extern "C" void ms_flash_block(uint8_t* x, uint8_t* context, uint8_t* context_v, uint8_t* w_q, uint8_t* w_k,
                                uint8_t* w_v, uint8_t* b_q, uint8_t* b_k, uint8_t* b_v, uint8_t* w_o, uint8_t* b_o,
@@ -49,12 +58,13 @@ int64_t number(const std::string& key, const std::string& value) {
   return n;
 }
 
-TilingChoice chosen() {
-  TilingChoice choice = TilingChoice::from_environment();
+TilingChoice chosen(const Problem& p, bool backward) {
+  TilingChoice choice = choose_tiling(p, settings.soc, backward);
   if (settings.choice.block_m) choice.block_m = settings.choice.block_m;
   if (settings.choice.stack_n) choice.stack_n = settings.choice.stack_n;
   if (settings.choice.depth) choice.depth = settings.choice.depth;
   choice.atomic = settings.choice.atomic;
+  choice.serial = settings.choice.serial, choice.single_buffer = settings.choice.single_buffer;
   return choice;
 }
 
@@ -97,6 +107,7 @@ class Buffers {
     drop_mask = launch_.Input(p.drop_mask.data, extent(p.drop_mask, p), "drop_mask");
     alibi = launch_.Input(p.alibi, (p.alibi_b ? p.batch : 1) * p.heads * 4, "alibi_slopes");
     sinks = launch_.Input(p.sinks, p.heads * size_of(p.sinks_dtype), "sinks");
+    seed = launch_.Input(p.seed_input, 2 * 8, "seed");
   }
 
   // Rows of variable-length tensors that no sequence covers hold their zeros already.
@@ -106,7 +117,7 @@ class Buffers {
   int64_t outer() const { return outer_; }
   int64_t statistics() const { return outer_ * p_.heads * p_.q_rows * 4; }
 
-  uint8_t *query, *key, *value, *mask, *bias, *drop_mask, *alibi, *sinks, *cu_q = nullptr, *cu_k = nullptr;
+  uint8_t *query, *key, *value, *mask, *bias, *drop_mask, *alibi, *sinks, *seed, *cu_q = nullptr, *cu_k = nullptr;
 
  private:
   const Problem& p_;
@@ -135,8 +146,14 @@ std::string to_json(const ms_twin::Report& r) {
   std::ostringstream s;
   s << "{\"cycles\": [" << r.cycles[0] << ", " << r.cycles[1] << "], \"cube_cycles\": " << r.cube_cycles
     << ", \"cube_fraction\": [" << r.CubeFraction(0) << ", " << r.CubeFraction(1) << "], \"read\": " << r.gm.read
-    << ", \"written\": " << r.gm.written << ", \"violations\": " << r.violation_count << ", \"cores\": [";
+    << ", \"written\": " << r.gm.written << ", \"violations\": " << r.violation_count << ", \"buffers\": {";
   const char* between = "";
+  for (const auto& [name, buffer] : r.gm.by_buffer) {
+    s << between << "\"" << name << "\": [" << buffer.read << ", " << buffer.written << "]";
+    between = ", ";
+  }
+  s << "}, \"cores\": [";
+  between = "";
   for (const ms_twin::CoreReport& core : r.cores) {
     s << between << "{\"name\": \"" << core.name << "\", \"end\": [" << core.end[0] << ", " << core.end[1]
       << "], \"pipes\": {";
@@ -154,8 +171,23 @@ std::string to_json(const ms_twin::Report& r) {
   return s.str();
 }
 
-void finish(const ms_twin::Report& report) {
+// Sums over the launches of one kernel.
+struct Total {
+  int64_t launches = 0, read = 0, written = 0, violations = 0;
+  double cycles[2] = {0, 0};
+};
+std::map<std::string, Total> totals_by_kernel;
+std::mutex totals_mutex;
+
+void finish(const char* kernel, const ms_twin::Report& report) {
   report_text = to_json(report);
+  {
+    const std::lock_guard<std::mutex> lock(totals_mutex);
+    Total& total = totals_by_kernel[kernel];
+    ++total.launches;
+    total.read += report.gm.read, total.written += report.gm.written, total.violations += report.violation_count;
+    for (int i : {0, 1}) total.cycles[i] += report.cycles[i];
+  }
   if (!report.ok()) throw std::runtime_error("the twin reports\n" + report.Text());
 }
 
@@ -167,7 +199,7 @@ void run_forward(const Problem& p) {
     run_forward(padded.problem);
     return padded.copy_back();
   }
-  ForwardPlan plan = plan_forward(p, settings.soc, chosen());
+  ForwardPlan plan = plan_forward(p, settings.soc, chosen(p, false));
   ForwardTiling& t = plan.tiling;
   locate_packed(p, &t.a);
   ms_twin::Launch launch(options(t.cores));
@@ -179,8 +211,8 @@ void run_forward(const Problem& p) {
   uint8_t* workspace = launch.Workspace(uint64_t(plan.workspace()));
   const std::vector<uint8_t> bytes = plan.bytes();
   uint8_t* tiling = launch.Tiling(bytes.data(), bytes.size());
-  finish(launch.Run([&] {
-    ms_flash_fwd(in.query, in.key, in.value, in.mask, in.bias, in.alibi, in.sinks, nullptr, in.drop_mask, in.cu_q,
+  finish("fwd", launch.Run([&] {
+    ms_flash_fwd(in.query, in.key, in.value, in.mask, in.bias, in.alibi, in.sinks, in.seed, in.drop_mask, in.cu_q,
                  in.cu_k, out, lse, row_max, row_sum, workspace, tiling);
   }));
 }
@@ -191,7 +223,7 @@ void run_backward(const Problem& p) {
     run_backward(padded.problem);
     return padded.copy_back();
   }
-  BackwardPlan plan = plan_backward(p, settings.soc, chosen());
+  BackwardPlan plan = plan_backward(p, settings.soc, chosen(p, true));
   BackwardTiling& t = plan.tiling;
   locate_packed(p, &t.a);
   ms_twin::Launch launch(options(t.cores));
@@ -215,9 +247,35 @@ void run_backward(const Problem& p) {
   uint8_t* workspace = launch.Workspace(uint64_t(plan.workspace()));
   const std::vector<uint8_t> bytes = plan.bytes();
   uint8_t* tiling = launch.Tiling(bytes.data(), bytes.size());
-  finish(launch.Run([&] {
-    ms_flash_bwd(in.query, in.key, in.value, in.mask, in.bias, in.alibi, in.sinks, nullptr, in.drop_mask, in.cu_q,
+  finish("bwd", launch.Run([&] {
+    ms_flash_bwd(in.query, in.key, in.value, in.mask, in.bias, in.alibi, in.sinks, in.seed, in.drop_mask, in.cu_q,
                  in.cu_k, out, row_max, row_sum, dout, dlse, dq, dk, dv, dsinks, workspace, tiling);
+  }));
+}
+
+void run_bias_grad(const Problem& p) {
+  if (Padded::needed(p)) return run_bias_grad(Padded(p, true).problem);
+  const int64_t bytes_out = extent(p.dbias, p);
+  if (!p.batch || !p.max_q || !p.max_k) {
+    if (bytes_out) std::memset(p.dbias.data, 0, size_t(bytes_out));
+    return;
+  }
+  BiasGradPlan plan = plan_bias_grad(p, settings.soc, chosen(p, true));
+  locate_packed(p, &plan.tiling.a);
+  ms_twin::Launch launch(options(plan.tiling.cores));
+  Buffers in(p, &launch);
+  uint8_t* out = launch.Input(p.out.data, extent(p.out, in.outer(), p.heads, p.q_rows, p.dv), "out");
+  uint8_t* row_max = launch.Input(p.row_max, in.statistics(), "row_max");
+  uint8_t* row_sum = launch.Input(p.row_sum, in.statistics(), "row_sum");
+  uint8_t* dout = launch.Input(p.dout.data, extent(p.dout, in.outer(), p.heads, p.q_rows, p.dv), "dout");
+  uint8_t* dlse = launch.Input(p.dlse, in.statistics(), "dlse");
+  uint8_t* dbias = launch.Output(p.dbias.data, bytes_out, "dbias");
+  uint8_t* workspace = launch.Workspace(uint64_t(plan.workspace()));
+  const std::vector<uint8_t> bytes = plan.bytes();
+  uint8_t* tiling = launch.Tiling(bytes.data(), bytes.size());
+  finish("bias_grad", launch.Run([&] {
+    ms_flash_bias_grad(in.query, in.key, in.value, in.mask, in.bias, in.alibi, in.sinks, in.seed, in.drop_mask, in.cu_q,
+                       in.cu_k, out, row_max, row_sum, dout, dlse, dbias, workspace, tiling);
   }));
 }
 
@@ -225,7 +283,7 @@ void run_block(const Problem& p, const BlockArrays& a) {
   BlockShape shape;
   shape.embed = a.embed, shape.k_embed = a.k_embed, shape.v_embed = a.v_embed, shape.out = a.w_o ? a.out : 0;
   shape.q.pitch = a.embed, shape.k.pitch = a.k_embed, shape.v.pitch = a.v_embed, shape.o.pitch = p.heads * p.dv;
-  const BlockPlan plan = plan_block(p, shape, settings.soc, chosen());
+  const BlockPlan plan = plan_block(p, shape, settings.soc, chosen(p, false));
   ms_twin::Launch launch(options(plan.tiling.f.cores));
   Buffers pieces(p, &launch, false);
   const int64_t q_rows = p.batch * p.max_q, k_rows = p.batch * p.max_k;
@@ -248,64 +306,16 @@ void run_block(const Problem& p, const BlockArrays& a) {
   uint8_t* workspace = launch.Workspace(uint64_t(plan.workspace()));
   const std::vector<uint8_t> bytes = plan.bytes();
   uint8_t* tiling = launch.Tiling(bytes.data(), bytes.size());
-  finish(launch.Run([&] {
+  finish("block", launch.Run([&] {
     ms_flash_block(x, context, context_v, w_q, w_k, w_v, b_q, b_k, b_v, w_o, b_o, pieces.mask, pieces.bias,
-                   pieces.alibi, pieces.sinks, nullptr, pieces.drop_mask, y, lse, row_max, row_sum, workspace, tiling);
+                   pieces.alibi, pieces.sinks, pieces.seed, pieces.drop_mask, y, lse, row_max, row_sum, workspace,
+                   tiling);
   }));
 }
 
-std::string describe_forward(const Problem& p) {
-  const ForwardPlan plan = plan_forward(p, settings.soc, chosen());
-  const ForwardTiling& t = plan.tiling;
-  std::ostringstream s;
-  s << "{\"cores\": " << t.cores << ", \"depth\": " << t.depth << ", \"block_m\": " << t.block_m
-    << ", \"stack_n\": " << t.stack_n << ", \"block_n\": " << t.block_n << ", \"pack\": " << t.pack
-    << ", \"heads_per_item\": " << t.heads_per_item << ", \"ub\": " << t.ub.end << ", \"ub_tile\": " << t.ub.tile
-    << ", \"l1\": " << t.l1.end << ", \"workspace\": " << plan.workspace() << ", \"imbalance\": " << plan.imbalance()
-    << ", \"items\": [";
-  const char* comma = "";
-  for (const WorkItem& w : plan.items) {
-    s << comma << "[" << w.batch << ", " << w.row0 << ", " << w.rows << ", " << w.key0 << ", " << w.key1 << ", "
-      << w.slot << "]";
-    comma = ", ";
-  }
-  s << "], \"merges\": [";
-  comma = "";
-  for (const MergeItem& m : plan.merges) {
-    s << comma << "[" << m.batch << ", " << m.row0 << ", " << m.rows << ", " << m.slot << ", " << m.parts << "]";
-    comma = ", ";
-  }
-  s << "]}";
-  return s.str();
-}
-
-std::string describe_backward(const Problem& p) {
-  const BackwardPlan plan = plan_backward(p, settings.soc, chosen());
-  const BackwardTiling& t = plan.tiling;
-  std::ostringstream s;
-  s << "{\"cores\": " << t.cores << ", \"depth\": " << t.depth << ", \"block_q\": " << t.block_q
-    << ", \"block_k\": " << t.block_k << ", \"parts\": " << t.parts << ", \"ub\": " << t.ub.end
-    << ", \"ub_tile\": " << t.ub.tile << ", \"l1\": " << t.l1.end << ", \"workspace\": " << plan.workspace()
-    << ", \"imbalance\": " << plan.imbalance() << ", \"items\": [";
-  const char* comma = "";
-  for (const BackwardItem& w : plan.items) {
-    s << comma << "[" << w.batch << ", " << w.kv_head << ", " << w.key0 << ", " << w.key1 << ", " << w.part << "]";
-    comma = ", ";
-  }
-  s << "], \"pairs\": [";
-  comma = "";
-  auto sequences = [&](int64_t b) { return p.seq[b]; };
-  for (int64_t core = 0; core < t.cores; ++core) {
-    PairStream<const BackwardItem*, decltype(sequences)> pairs(t, plan.items.data(), sequences, core);
-    for (Pair pair; pairs.next(&pair);) {
-      s << comma << "[" << core << ", " << pair.batch << ", " << pair.head << ", " << pair.row0 << ", " << pair.rows
-        << ", " << pair.key0 << ", " << pair.keys << ", " << pair.part << "]";
-      comma = ", ";
-    }
-  }
-  s << "]}";
-  return s.str();
-}
+std::string describe_forward(const Problem& p) { return describe(plan_forward(p, settings.soc, chosen(p, false))); }
+std::string describe_backward(const Problem& p) { return describe(plan_backward(p, settings.soc, chosen(p, true)), p); }
+std::string describe_bias_grad(const Problem& p) { return describe(plan_bias_grad(p, settings.soc, chosen(p, true))); }
 
 void configure(const std::string& key, const std::string& value) {
   TilingChoice& c = settings.choice;
@@ -321,6 +331,10 @@ void configure(const std::string& key, const std::string& value) {
     settings.reverse = number(key, value) != 0;
   else if (key == "atomic")
     c.atomic = number(key, value) != 0;
+  else if (key == "serial")
+    c.serial = number(key, value) != 0;
+  else if (key == "single_buffer")
+    c.single_buffer = number(key, value) != 0;
   else if (key == "block_m")
     c.block_m = number(key, value);
   else if (key == "stack_n")
@@ -332,5 +346,21 @@ void configure(const std::string& key, const std::string& value) {
 }
 
 const std::string& last_report() { return report_text; }
+
+std::string totals(bool reset) {
+  const std::lock_guard<std::mutex> lock(totals_mutex);
+  std::ostringstream s;
+  const char* comma = "";
+  s << "{";
+  for (const auto& [kernel, t] : totals_by_kernel) {
+    s << comma << "\"" << kernel << "\": {\"launches\": " << t.launches << ", \"violations\": " << t.violations
+      << ", \"cycles\": [" << t.cycles[0] << ", " << t.cycles[1] << "], \"read\": " << t.read
+      << ", \"written\": " << t.written << "}";
+    comma = ", ";
+  }
+  s << "}";
+  if (reset) totals_by_kernel.clear();
+  return s.str();
+}
 
 }  // namespace msf

@@ -8,6 +8,7 @@ namespace msf {
 
 void run_forward(const Problem& p);
 void run_backward(const Problem& p);
+void run_bias_grad(const Problem& p);
 
 // Arrays around the attention of a block; absent ones are null. Weights are (out, in), biases of the weights' type.
 struct BlockArrays {
@@ -19,8 +20,10 @@ void run_block(const Problem& attention, const BlockArrays& arrays);
 
 std::string describe_forward(const Problem& p);
 std::string describe_backward(const Problem& p);
+std::string describe_bias_grad(const Problem& p);
 
 void configure(const std::string& key, const std::string& value);
 const std::string& last_report();  // of this thread
+std::string totals(bool reset);    // of all launches of the process
 
 }  // namespace msf
