@@ -8,7 +8,8 @@ from .version import __version__
 _LATER = {"explain": ".fusion_passes", "export_onnx": ".onnx_export", "fuse": ".fusion_passes",
           "fusion": ".fusion_passes", "unfuse": ".fusion_passes", "verify": ".fusion_passes"}
 __all__ = ["__version__", "available_backends", "explain", "export_onnx", "flash_attention", "flash_attention_score",
-           "flash_attention_varlen", "fuse", "fusion", "get_num_threads", "nn", "set_num_threads", "unfuse", "verify"]
+           "flash_attention_varlen", "flash_attention_with_kvcache", "fuse", "fusion", "get_num_threads",
+           "merge_attention", "nn", "set_num_threads", "unfuse", "verify"]
 
 _reason = None
 try:
@@ -17,6 +18,7 @@ try:
     from .backends.cpu import get_num_threads, set_num_threads
     from .compat import flash_attention_score
     from .functional import flash_attention, flash_attention_varlen
+    from .kvcache import flash_attention_with_kvcache, merge_attention
 except Exception as error:  # a broken MindSpore raises anything; `python -m ms_flash doctor` must be able to say so
     _reason = error
 

@@ -6,6 +6,7 @@ from mindspore import ops
 from mindspore.common import dtype as mstype
 from mindspore.common.generator import default_generator
 
+from ms_flash.ascend_call import call_on_ascend
 from ms_flash.resolve import GENERATOR_STEP, PLACEHOLDER, checked_flag, op_of, resolve
 
 
@@ -42,7 +43,7 @@ def attention(func, query, key, value, attn_mask, bias, alibi_slopes, sinks, see
     Beyond the public arguments: `drop_mask`, uint8, 1 = kept, replaces the drawn dropout mask; `mask_fill` is the
     finite score of positions that `attn_mask` masks out (``None``: -inf).
     """
-    handle, seed_source, seed_shift, takes_none, shapes = resolve(
+    handle, seed_source, seed_shift, takes_none, shapes, form = resolve(
         func, backend, query, key, value, attn_mask, bias, alibi_slopes, sinks, seed, drop_mask, cu_q, cu_k,
         window_size, dropout_p, softmax_scale, causal, softcap, layout, causal_align, training, deterministic,
         precision_mode, block_m, block_n, num_heads, num_kv_heads, mask_fill)
@@ -63,6 +64,9 @@ def attention(func, query, key, value, attn_mask, bias, alibi_slopes, sinks, see
                                                 _or_placeholder(seed), _or_placeholder(drop_mask))
         cu_q, cu_k = _or_placeholder(cu_q), _or_placeholder(cu_k)
     op = op_of(handle)
+    if form is not None:
+        return call_on_ascend(op, form, query, key, value, attn_mask, bias, alibi_slopes, sinks, seed, drop_mask, cu_q,
+                              cu_k)
     outs = op(query, key, value, attn_mask, bias, alibi_slopes, sinks, seed, drop_mask, cu_q, cu_k)
     return outs[0], outs[1]
 

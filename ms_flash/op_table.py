@@ -24,14 +24,15 @@ def table() -> dict:
 
 @functools.lru_cache(None)
 def input_names(group: str = "inputs") -> tuple[str, ...]:
-    """The inputs every attention op starts with (`mha_inputs`: every block op), in slot order."""
+    """The inputs every attention op starts with (`group`: another kind of op), in slot order."""
     return tuple(entry["name"] for entry in table()[group])
 
 
 @functools.lru_cache(None)
 def dtypes(name: str, query: str | None = None) -> tuple[str, ...]:
     """Dtypes that input `name` may have; `query` is the dtype of the query (or x), where the set depends on it."""
-    entry = next(e for e in table()["inputs"] + table()["mha_inputs"] if e["name"] == name)
+    groups = ("inputs", "mha_inputs", "kvcache_inputs", "merge_inputs")
+    entry = next(e for group in groups for e in table()[group] if e["name"] == name)
     names = [query if d == "query" else d for d in table()["dtypes"][entry["dtypes"]]]
     return tuple(dict.fromkeys(d for d in names if d))
 

@@ -309,6 +309,73 @@ def _dropped(kept, x):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# A cache of keys and values
+# ---------------------------------------------------------------------------------------------------------------------
+def rotate(x, cos, sin, position, interleaved=False):
+    """Rotary embedding of one sequence, (N, S, D): row i by line position + i of cos and sin (positions, R / 2)."""
+    x, pairs = _float64(x).copy(), cos.shape[1]
+    cos, sin = (_float64(table)[position:position + x.shape[1]] for table in (cos, sin))
+    first, second = (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)) if interleaved else (
+        slice(0, pairs), slice(pairs, 2 * pairs))
+    a, b = x[..., first].copy(), x[..., second].copy()
+    x[..., first], x[..., second] = a * cos - b * sin, b * cos + a * sin
+    return x
+
+
+def kvcache_forward(q, k_cache, v_cache, k, v, seqlens, *, block_table=None, cos=None, sin=None, interleaved=False,
+                    alibi_slopes=None, sinks=None, **options):
+    """Attention over a cache, to which k and v are appended first.
+
+    Args:
+        q (ndarray): Queries (B, N, Sq, D).
+        k_cache (ndarray): (B, Nk, Smax, D), or (blocks, Nk, block_size, D) with `block_table`.
+        v_cache (ndarray): The same with Dv.
+        k (ndarray): Keys to append (B, Nk, Sn, D), or ``None``.
+        v (ndarray): Values to append (B, Nk, Sn, Dv), or ``None``.
+        seqlens (ndarray): Tokens in the cache of each sequence, before.
+        block_table (ndarray): (B, max_blocks), blocks of each sequence. Default: ``None``.
+        cos (ndarray): Rotary embedding, (positions, R / 2). Default: ``None``.
+        sin (ndarray): Of the same shape. Default: ``None``.
+        interleaved (bool): Pairs are channels 2c and 2c + 1. Default: ``False``.
+        alibi_slopes (ndarray): As in `forward`. Default: ``None``.
+        sinks (ndarray): As in `forward`. Default: ``None``.
+        options: Of `forward`.
+
+    Returns:
+        tuple (out, lse, k_cache, v_cache): as `forward`, and copies of the caches with the new tokens.
+    """
+    k_cache, v_cache = k_cache.copy(), v_cache.copy()
+    outs, lses, sq = [], [], q.shape[2]
+    for b, length in enumerate(int(n) for n in seqlens):
+        total = length + (0 if k is None else k.shape[2])
+        rows = np.arange(total)
+        block, row = (np.full(total, b), rows) if block_table is None else (
+            block_table[b][rows // k_cache.shape[2]].astype(np.int64), rows % k_cache.shape[2])
+        if k is not None:
+            new = k[b] if cos is None else rotate(k[b], cos, sin, length, interleaved)
+            k_cache[block[length:], :, row[length:]] = new.swapaxes(0, 1).astype(k_cache.dtype)
+            v_cache[block[length:], :, row[length:]] = v[b].swapaxes(0, 1)
+        queries = q[b] if cos is None else rotate(q[b], cos, sin, total - sq, interleaved)
+        slopes = alibi_slopes if alibi_slopes is None or alibi_slopes.ndim == 1 else alibi_slopes[b]
+        out, lse, _ = forward(queries[None], k_cache[block, :, row].swapaxes(0, 1)[None],
+                              v_cache[block, :, row].swapaxes(0, 1)[None], alibi_slopes=slopes, sinks=sinks, **options)
+        outs.append(out[0])
+        lses.append(lse[0])
+    return np.stack(outs), np.stack(lses), k_cache, v_cache
+
+
+def merge(outs, lses):
+    """Attention over all keys from outputs (parts, ..., Dv) and log-sum-exps (parts, ...) over parts of them."""
+    outs, lses = _float64(outs), _float64(lses)
+    with np.errstate(all="ignore"):
+        top = lses.max(0)
+        weights = np.where(np.isneginf(lses), 0.0, np.where(lses == top, 1.0, np.exp(lses - top)))
+        total = weights.sum(0)
+        share = np.where(weights == 0, 0.0, weights / total)[..., None]
+        return np.where(share == 0, 0.0, share * outs).sum(0), np.where(total == 0, -np.inf, top + np.log(total))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # The block: projections around attention
 # ---------------------------------------------------------------------------------------------------------------------
 def _projections(given, heads, kv_heads, interleaved):

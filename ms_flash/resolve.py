@@ -28,9 +28,9 @@ class _Resolve(CompileTime):
     """Turns a request into the op that serves it.
 
     The arguments are the name of the public function, the backend, the inputs by slot, window_size and spec.OPTIONS.
-    The result is a tuple (handle, seed_source, seed_shift, takes_none, shapes): `op_of(handle)` is the primitive to
-    call; `seed_shift` is for a drawn seed; `shapes` is ``None``, or those of (out, lse) when there is nothing to
-    compute.
+    The result is a tuple (handle, seed_source, seed_shift, takes_none, shapes, form): `op_of(handle)` is the primitive
+    to call; `seed_shift` is for a drawn seed; `shapes` is ``None``, or those of (out, lse) when there is nothing to
+    compute; `form` is that of the backend, see `Backend.form`.
 
     The primitive itself must not be in the tuple. Once certain graphs were compiled in a process (see
     test_graph_after_other_graphs), MindSpore 2.10 fails on every graph with a Custom inside a constant tuple:
@@ -41,8 +41,7 @@ class _Resolve(CompileTime):
         super().__init__("MsFlashResolve", functools.partial(_resolve, True))
 
     def __call__(self, func, backend, *args):
-        inputs = [None if x is None else Arg(x.shape, _DTYPES.get(x.dtype) or str(x.dtype).lower())
-                  if isinstance(x, Tensor) else x for x in args[:len(SLOTS)]]
+        inputs = [described(x) for x in args[:len(SLOTS)]]
         resolved = _resolve(False, func, backend, *inputs, *args[len(SLOTS):])
         named = dict(zip(SLOTS, args))
         if named["cu_seqlens_q"] is not None:
@@ -62,10 +61,16 @@ def _resolve(in_graph, func, backend, *args):
         raise value_error(func, f"the backend '{chosen.name}' needs shapes that are known when a graph is compiled, "
                                 f"but got query {spec.inputs[0]}. Hint: use another backend, or PyNative mode.")
     shift = _seed_shift(in_graph) if spec.seed_source == "generator" else None
-    return _handle(chosen.forward(spec)), spec.seed_source, shift, chosen.takes_none, spec.empty_shapes
+    return (handle_of(chosen.forward(spec)), spec.seed_source, shift, chosen.takes_none, spec.empty_shapes,
+            chosen.form(spec))
 
 
-def _handle(op):
+def described(x):
+    """Of a Tensor its shape and dtype, anything else as it is."""
+    return Arg(x.shape, _DTYPES.get(x.dtype) or str(x.dtype).lower()) if isinstance(x, Tensor) else x
+
+
+def handle_of(op):
     """A number for `op`, which its backend keeps."""
     found = _handles.get(id(op))
     if found is None:

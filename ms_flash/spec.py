@@ -156,7 +156,7 @@ OPTIONS = ("dropout_p", "softmax_scale", "causal", "softcap", "layout", "causal_
 
 def _parse(func, inputs, mask_window, window, seed, dropout_p, softmax_scale, causal, softcap, layout, causal_align,
            training, deterministic, precision_mode, block_m, block_n, num_heads, num_kv_heads, mask_fill):
-    check = _Check(func)
+    check = Check(func)
     for name, flag in (("causal", causal), ("training", training), ("deterministic", deterministic)):
         check.boolean(name, flag)
     varlen = func == "flash_attention_varlen" or inputs[9] is not None or inputs[10] is not None
@@ -220,7 +220,7 @@ def _parse(func, inputs, mask_window, window, seed, dropout_p, softmax_scale, ca
 _parse_cached = functools.lru_cache(4096, typed=True)(_parse)
 
 
-class _Check:
+class Check:
     """Checks of single values, with the name of the public function in every error text."""
 
     def __init__(self, func):
@@ -272,7 +272,7 @@ class _Check:
     def shape(self, name, arg, expected, meaning):
         if arg.shape is None:
             return
-        if len(arg.shape) != len(expected) or any(_differ(a, b) for a, b in zip(arg.shape, expected)):
+        if len(arg.shape) != len(expected) or any(differ(a, b) for a, b in zip(arg.shape, expected)):
             raise self.value(f"the shape of '{name}' must be {meaning} = {Arg(expected, '')}, but got {arg}.")
 
 
@@ -287,7 +287,7 @@ class Unknown(str):
     """Stands for a value that a graph does not know while it is compiled; the text is its type."""
 
 
-def _differ(a, b):
+def differ(a, b):
     return a != b and a >= 0 and b >= 0
 
 
@@ -377,7 +377,7 @@ class _Shapes:
     def _head_count(self, name, from_shape):
         """The number of heads of query ('num_heads') or key ('num_kv_heads'), from the shape unless that is unknown."""
         given = self.given[name == "num_kv_heads"]
-        if given is not None and _differ(given, from_shape):
+        if given is not None and differ(given, from_shape):
             tensor = "query" if name == "num_heads" else "key"
             raise self.check.value(f"'{name}' must be equal to the number of heads of '{tensor}' {from_shape} "
                                    f"(layout '{self.layout}'), but got {given}.")
@@ -413,7 +413,7 @@ class _Shapes:
                     f"{total}, but got {hidden}.")
             self.head_dim = hidden // total if hidden >= 0 else -1
         else:
-            if _differ(q.get("N", -1), total):
+            if differ(q.get("N", -1), total):
                 raise self.check.value("the heads of packed 'query' must be num_heads + 2 * num_kv_heads = "
                                        f"{total}, but got {q['N']}, shape {query}. Hint: without 'key' and 'value', "
                                        "'query' holds all three along the head axis.")
@@ -422,12 +422,12 @@ class _Shapes:
 
     def _packed_five(self, shape):
         self.batch, self.q_len, three, heads, self.head_dim = shape
-        if _differ(three, 3):
+        if differ(three, 3):
             raise self.check.value("the third axis of a 5-D packed 'query' (B, S, 3, N, D) must be 3, but got "
                                    f"{three}, shape {Arg(shape, '')}.")
         self.num_heads = self._head_count("num_heads", heads)
         kv_heads = self.given[1]
-        if kv_heads is not None and _differ(kv_heads, self.num_heads):
+        if kv_heads is not None and differ(kv_heads, self.num_heads):
             raise self.check.value("'num_kv_heads' must be equal to 'num_heads' for a 5-D packed 'query' "
                                    f"{self.num_heads}, but got {kv_heads}.")
         self.num_kv_heads, self.k_len, self.v_head_dim = self.num_heads, self.q_len, self.head_dim
@@ -437,11 +437,11 @@ class _Shapes:
         check = self.check
         self.k_len = k.get("S", k.get("T", -1))
         for name, arg, sizes in (("key", key, k), ("value", value, v)):
-            if _differ(q.get("B", -1), sizes.get("B", -1)):
+            if differ(q.get("B", -1), sizes.get("B", -1)):
                 raise check.value(f"the batch size of '{name}' must be equal to that of 'query' {q['B']}, "
                                   f"but got {sizes['B']}: query {query}, {name} {arg}.{self._swap_hint(query, arg)}")
         v_len = v.get("S", v.get("T", -1))
-        if _differ(self.k_len, v_len):
+        if differ(self.k_len, v_len):
             raise check.value(f"the length of 'value' must be equal to that of 'key' {self.k_len}, but got {v_len}: "
                               f"key {key}, value {value}.")
         self.k_len = max(self.k_len, v_len)
@@ -450,10 +450,10 @@ class _Shapes:
             return
         self.num_heads = self._head_count("num_heads", q.get("N", -1))
         self.num_kv_heads = self._head_count("num_kv_heads", max(k.get("N", -1), v.get("N", -1)))
-        if _differ(q.get("D", -1), k.get("D", -1)):
+        if differ(q.get("D", -1), k.get("D", -1)):
             raise check.value(f"the 'head_dim' of 'key' must be equal to that of 'query' {q['D']}, but got {k['D']}: "
                               f"query {query}, key {key}.")
-        if _differ(k.get("N", -1), v.get("N", -1)):
+        if differ(k.get("N", -1), v.get("N", -1)):
             raise check.value(f"the number of heads of 'value' must be equal to that of 'key' {k['N']}, but got "
                               f"{v['N']}: key {key}, value {value}.")
         if self.num_kv_heads > 0 and self.num_heads % self.num_kv_heads and self.num_heads > 0:
@@ -549,7 +549,7 @@ def _check_varlen(check, shape, inputs):
             if arg.shape[0] == 0:
                 raise check.value(f"the shape of '{name}' must be (batch + 1,), its first entry being 0, but got (0,).")
             sizes.append(arg.shape[0])
-    if len(sizes) == 2 and _differ(*sizes):
+    if len(sizes) == 2 and differ(*sizes):
         raise check.value(f"the shape of 'cu_seqlens_k' must be equal to that of 'cu_seqlens_q' ({sizes[0]},), "
                           f"but got ({sizes[1]},).")
     known = [s for s in sizes if s >= 0]
@@ -571,7 +571,7 @@ def _check_plane(check, shape, name, arg, varlen):
     rank = len(arg.shape)
     if rank == 0 or rank > 4:
         raise check.value(f"the rank of '{name}' must be in the range [1, 4], but got {rank}, shape {arg}.")
-    if all(a == 1 or not _differ(a, b) for a, b in zip(arg.shape[::-1], full[::-1])):
+    if all(a == 1 or not differ(a, b) for a, b in zip(arg.shape[::-1], full[::-1])):
         return
     batch, heads, q_len, k_len = full
     hint = ""
@@ -591,6 +591,6 @@ def _check_slopes(check, shape, arg):
     if arg.shape is None:
         return
     full = (shape.batch, shape.num_heads)
-    if len(arg.shape) not in (1, 2) or any(_differ(a, b) for a, b in zip(arg.shape[::-1], full[::-1])):
+    if len(arg.shape) not in (1, 2) or any(differ(a, b) for a, b in zip(arg.shape[::-1], full[::-1])):
         raise check.value(f"the shape of 'alibi_slopes' must be (num_heads,) = ({full[1]},) or (batch, num_heads) = "
                           f"{Arg(full, '')}, but got {arg}.")

@@ -31,8 +31,8 @@ class _Writing(_Custom):
 
     MindSpore 2.10 hands a Custom the memory of a Parameter itself, so the kernel may write there. Without the attribute
     side_effect_mem a graph runs the op before or after other readers of the Parameter as it likes and drops it where
-    its output is not used (30 of 30 graphs were wrong); with it, 0 of 30, and PyNative is right either way. RW_WRITE
-    makes a graph refuse a Tensor that is no Parameter.
+    its output is not used (30 of 30 graphs were wrong); with it, 0 of 30, and PyNative is right either way. A graph
+    refuses a view, of which it would make a copy.
     """
 
     __mindspore_signature__ = tuple(

@@ -8,8 +8,10 @@ import threading
 
 from mindspore import ops
 
+from .. import op_table
+from ..kvcache_spec import KvCacheSpec, MergeSpec
 from ..mha_spec import MhaSpec
-from ..spec import AttentionSpec
+from ..spec import AttentionSpec, type_error, value_error
 
 _building = threading.Lock()
 
@@ -21,11 +23,13 @@ class Backend(abc.ABC):
         name (str): What users pass as `backend`.
         takes_none (bool): Whether an absent input may be ``None``; otherwise a placeholder Tensor stands for it.
         dynamic_shape (bool): Whether a graph may be compiled before the shapes are known.
+        writes_inputs (bool): Whether an op can write into its inputs; otherwise it returns what they have to be.
     """
 
     name: str
     takes_none = True
     dynamic_shape = True
+    writes_inputs = True
 
     @abc.abstractmethod
     def available(self) -> tuple[bool, str]:
@@ -38,6 +42,38 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def primitive(self, op: str, spec: AttentionSpec, bprop):
         """A new MindSpore primitive for `op` of ops.yaml, differentiated by `bprop`."""
+
+    def check(self, op: str, spec) -> None:
+        """Refuses what this backend cannot do, by its entry in ops.yaml, before anything runs.
+
+        Raises:
+            TypeError: If it does not take the dtype.
+            ValueError: If it has no such op, or not for this layout, head_dim or precision.
+        """
+        entry = op_table.table()["backends"][self.name]
+        if op not in entry["ops"]:
+            what = op_table.table()["ops"][op]["summary"]
+            raise value_error(spec.func, f"the backend '{self.name}' has no '{op}' ({what}).")
+        if spec.dtype not in entry["dtypes"]:
+            raise type_error(spec.func, f"the dtype of 'query' must be one of {', '.join(entry['dtypes'])} for the "
+                                        f"backend '{self.name}', but got {spec.dtype}. Hint: cast query, key and "
+                                        "value, or use another backend.")
+        spec = getattr(spec, "attention", spec)     # of the block op, that inside
+        if spec.layout not in entry["layouts"]:
+            raise value_error(spec.func, f"'layout' must be one of {', '.join(map(repr, entry['layouts']))} for the "
+                                         f"backend '{self.name}', but got {spec.layout!r}.")
+        if "head_dim" in entry:
+            for tensor, size in (("query", spec.head_dim), ("value", spec.v_head_dim)):
+                if size > entry["head_dim"]:
+                    raise value_error(spec.func, f"the 'head_dim' of '{tensor}' must be at most {entry['head_dim']} "
+                                                 f"for the backend '{self.name}', but got {size}.")
+        if "precision" in entry and spec.precision not in entry["precision"]:
+            raise value_error(spec.func, f"'precision_mode' must be {entry['precision'][0]!r} for the backend "
+                                         f"'{self.name}', but got {spec.precision!r}.")
+
+    def form(self, spec: AttentionSpec):
+        """Constants that a call needs beside the inputs; ``None``: the inputs are all that the primitive takes."""
+        return None
 
     def forward(self, spec: AttentionSpec):
         """Primitive: inputs -> (out, lse, row_max, row_sum), with its gradient."""
@@ -63,9 +99,22 @@ class Backend(abc.ABC):
         """Primitive: the inputs of `mha_backward` -> dbias."""
         return self._cached("MsFlashMhaBiasGrad", spec)
 
+    def kvcache(self, spec: KvCacheSpec):
+        """Primitive: kvcache_inputs -> (out, lse), and the two caches unless `writes_inputs`."""
+        return self._cached("MsFlashKvCache", spec)
+
+    def merge(self, spec: MergeSpec):
+        """Primitive: outs, lses -> (out, lse)."""
+        return self._cached("MsFlashMerge", spec)
+
+    def hands_over(self, x) -> bool:
+        """Whether in PyNative an op gets the memory of the Tensor `x` itself: what it writes there is in `x`."""
+        return True
+
     def _cached(self, op, spec):
         found = spec.primitives.get((self.name, op))
         if found is None:
+            self.check(op, spec)
             found = spec.primitives[self.name, op] = self._shared(op, spec)
         return found
 
@@ -87,6 +136,10 @@ class Backend(abc.ABC):
         if op == "MsFlashMhaFwd":
             return make_mha_bprop(self.mha_backward(spec), self.mha_bias_grad(spec) if spec.has("bias") else None,
                                   spec.saved)
+        if op == "MsFlashKvCache":
+            return no_kvcache_gradient
+        if op == "MsFlashMerge":
+            return no_merge_gradient
         return no_second_order if op in ("MsFlashBwd", "MsFlashBiasGrad") else no_mha_second_order
 
     @functools.cached_property
@@ -167,3 +220,15 @@ def no_mha_second_order(x, context, context_v, w_q, w_k, w_v, b_q, b_k, b_v, w_o
     """As `no_second_order`, for the block op."""
     raise RuntimeError("For 'flash_attention', second order and forward-mode gradients are not supported. Hint: where "
                        "ms_flash.fuse() put it, ms_flash.unfuse() leaves the attention as written.")
+
+
+def no_kvcache_gradient(query, k_cache, v_cache, k, v, cache_seqlens, block_table, rotary_cos, rotary_sin, alibi_slopes,
+                        sinks, outs, douts):
+    """Stands where a gradient would be: an error instead of silent zeros."""
+    raise RuntimeError("For 'flash_attention_with_kvcache', gradients are not supported. Hint: train with "
+                       "flash_attention.")
+
+
+def no_merge_gradient(outs, lses, merged, dmerged):
+    """The same for the merge."""
+    raise RuntimeError("For 'merge_attention', gradients are not supported.")

@@ -8,6 +8,7 @@ import numpy as np
 from mindspore import ops
 
 from .. import reference
+from ..kvcache_spec import KVCACHE_SLOTS, MERGE_SLOTS
 from ..spec import SLOTS
 from .base import Backend
 
@@ -21,6 +22,7 @@ class ReferenceBackend(Backend):
     name = "reference"
     takes_none = False
     dynamic_shape = False
+    writes_inputs = False
 
     def available(self):
         return True, ""
@@ -29,12 +31,13 @@ class ReferenceBackend(Backend):
         return spec     # with its shapes: a Python op in a graph has to state those of its results
 
     def primitive(self, op, spec, bprop):
-        run = {"MsFlashFwd": _forward, "MsFlashBwd": _backward, "MsFlashBiasGrad": _bias_grad}[op]
-        results = _results(op, spec)
+        run = {"MsFlashFwd": _forward, "MsFlashBwd": _backward, "MsFlashBiasGrad": _bias_grad,
+               "MsFlashKvCache": _kvcache, "MsFlashMerge": _merge}[op]
+        results, slots = _results(op, spec), _slots(op)
         shapes, dtypes = tuple(s for s, _ in results), tuple(getattr(mindspore, d) for _, d in results)
 
         def call(*arrays):
-            values = run(spec, _named(spec, arrays), arrays[len(SLOTS):])
+            values = run(spec, _named(spec, slots, arrays), arrays[len(slots):])
             values = [_stored(v, shape, dtype) for v, (shape, dtype) in zip(values, results)]
             return tuple(values) if len(values) > 1 else values[0]
 
@@ -45,16 +48,31 @@ class ReferenceBackend(Backend):
         def gradient(q, k, v, mask, bias, slopes, sinks, seed, drop, cu_q, cu_k, out, row_max, row_sum, dout, dlse):
             return call(q, k, v, mask, bias, slopes, sinks, seed, drop, cu_q, cu_k, out, row_max, row_sum, dout, dlse)
 
+        def kvcache(q, k_cache, v_cache, k, v, lengths, table, cos, sin, slopes, sinks):
+            return call(q, k_cache, v_cache, k, v, lengths, table, cos, sin, slopes, sinks)
+
+        def merge(outs, lses):
+            return call(outs, lses)
+
         if len(results) == 1:
             shapes, dtypes = shapes[0], dtypes[0]
-        return ops.Custom(forward if op == "MsFlashFwd" else gradient, lambda *_: shapes, lambda *_: dtypes, "pyfunc",
-                          bprop)
+        function = {"MsFlashFwd": forward, "MsFlashKvCache": kvcache, "MsFlashMerge": merge}.get(op, gradient)
+        return ops.Custom(function, lambda *_: shapes, lambda *_: dtypes, "pyfunc", bprop)
+
+
+def _slots(op):
+    return {"MsFlashKvCache": KVCACHE_SLOTS, "MsFlashMerge": MERGE_SLOTS}.get(op, SLOTS)
 
 
 def _results(op, spec):
     """Shapes and dtypes of the results of `op`."""
     if op == "MsFlashFwd":
         return [(spec.out_shape, spec.dtype)] + [(spec.lse_shape, "float32")] * 3
+    if op == "MsFlashKvCache":
+        out = [(spec.attention.out_shape, spec.dtype), (spec.attention.lse_shape, "float32")]
+        return out + list(spec.inputs[1:3]) if spec.appends else out
+    if op == "MsFlashMerge":
+        return [(arg.shape[1:], arg.dtype) for arg in spec.inputs]
     if op == "MsFlashBiasGrad":
         return [spec.inputs[SLOTS.index("bias")]]
     tensors = [spec.inputs[0]] + [arg if arg else ((1,), spec.dtype) for arg in spec.inputs[1:3]]
@@ -62,9 +80,9 @@ def _results(op, spec):
     return [(shape, dtype) for shape, dtype in tensors + [sinks or ((1,), "float32")]]
 
 
-def _named(spec, arrays):
+def _named(spec, slots, arrays):
     """The inputs that are given, by name."""
-    return {name: array for name, array, arg in zip(SLOTS, arrays, spec.inputs) if arg is not None}
+    return {name: array for name, array, arg in zip(slots, arrays, spec.inputs) if arg is not None}
 
 
 def _stored(value, shape, dtype):
@@ -130,6 +148,33 @@ def _backward(spec, given, saved):
 
 def _bias_grad(spec, given, saved):
     return [_gradients(spec, given, saved)["dbias"]]
+
+
+def _kvcache(spec, given, _):
+    try:
+        spec.check_values(given["cache_seqlens"], given.get("block_table"))
+    except ValueError as error:     # what a graph sees of the CPU backend as well
+        raise RuntimeError(str(error)) from None
+    attention = spec.attention
+    kind = _NUMPY[spec.dtype]   # MindSpore has a bfloat16 of its own, which NumPy does not cast to this one
+
+    def turned(name):
+        return None if name not in given else _bnsd(attention, given[name].view(kind), 0)
+
+    out, lse, k_cache, v_cache = reference.kvcache_forward(
+        *(turned(name) for name in KVCACHE_SLOTS[:5]), given["cache_seqlens"], block_table=given.get("block_table"),
+        cos=given.get("rotary_cos"), sin=given.get("rotary_sin"), interleaved=spec.interleaved,
+        alibi_slopes=given.get("alibi_slopes"), sinks=given.get("sinks"), scale=attention.scale, left=attention.left,
+        right=attention.right, softcap=attention.softcap)
+    return [_laid_out(attention, out), lse, _laid_out(attention, k_cache), _laid_out(attention, v_cache)]
+
+
+def _merge(spec, given, _):
+    outs, lses = given["outs"], given["lses"]
+    if spec.layout == "BSND":
+        outs = outs.transpose(0, 1, 3, 2, 4)
+    out, lse = reference.merge(outs, lses)
+    return _laid_out(spec, out), lse
 
 
 def _check_lengths(spec, given):

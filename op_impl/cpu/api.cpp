@@ -1,6 +1,5 @@
 #include "cpu/api.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -8,8 +7,12 @@
 #include <stdexcept>
 #include <string>
 
+#include "cpu/address.h"
 #include "cpu/call.h"
+#include "cpu/infer.h"
 #include "cpu/kernels.h"
+#include "cpu/kvcache.h"
+#include "cpu/merge.h"
 #include "cpu/mha.h"
 #include "cpu/threads.h"
 
@@ -69,30 +72,21 @@ void with_op(const char* name, const char* text, F f) {
       {"mha_fwd", MhaOp::forward}, {"mha_bwd", MhaOp::backward}, {"mha_bias_grad", MhaOp::bias_grad}};
   for (auto& [op_name, op] : mha_ops)
     if (!std::strcmp(op_name, name)) return f(op, parsed<MhaSpec>(text));
+  if (!std::strcmp(name, "kvcache")) return f(KvCacheOp::forward, parsed<KvCacheSpec>(text));
+  if (!std::strcmp(name, "merge")) return f(MergeOp::forward, parsed<MergeSpec>(text));
+  if (!std::strcmp(name, "address")) return f(AddressOp::forward, parsed<AddressSpec>(text));
   fail("there is no op '", name, "'.");
 }
 
-// For each output the present input that it takes its dtype from; -1: float32.
-int dtype_source(Op op, const Spec& s, int output) {
-  const bool statistics = op == Op::forward && output > 0, sinks = op == Op::backward && output == 3;
-  return op == Op::bias_grad ? s.position(kBias)
-         : statistics        ? -1
-         : !sinks            ? s.position(kQuery)
-         : s.has(kSinks)     ? s.position(kSinks)
-                             : -1;
-}
-int dtype_source(MhaOp op, const MhaSpec& s, int output) {
+}  // namespace
+
+static int dtype_source(MhaOp op, const MhaSpec& s, int output) {
   if (op == MhaOp::bias_grad) return s.position(kMhaBias);
   if (op == MhaOp::forward) return output < 5 ? s.position(kX) : -1;
   return s.position(output < kMhaGradients && s.wants(output) ? input_of(MhaGradient(output)) : int(kX));
 }
-
-int saved_inputs(Op op) { return op == Op::forward ? 0 : kBackwardInputs - kForwardInputs; }
-int saved_inputs(MhaOp op) { return op == MhaOp::forward ? 0 : kMhaBackwardInputs - kMhaInputs; }
-const std::string& present(const Spec& s) { return s.present; }
-const std::string& present(const MhaSpec& s) { return s.inputs; }
-
-}  // namespace
+static int saved_inputs(MhaOp op) { return op == MhaOp::forward ? 0 : kMhaBackwardInputs - kMhaInputs; }
+static const std::string& present(const MhaSpec& s) { return s.inputs; }
 
 const Kernels* selected_kernels() { return selection(); }
 
@@ -112,28 +106,13 @@ int msflash_cpu_call(const char* op, const char* spec, int nparam, void** params
 
 int msflash_cpu_infer(const char* op, const char* spec, int ninput, const int* ndims, const int64_t* const* shapes,
                       MsFlashOutputs* outputs) {
-  return guarded([&] {
-    std::vector<std::vector<int64_t>> in(ninput);
-    for (int i = 0; i < ninput; ++i) in[i].assign(shapes[i], shapes[i] + ndims[i]);
-    with_op(op, spec, [&](auto kind, auto& s) {
-      const std::vector<std::vector<int64_t>> out = infer_shapes(kind, s, in);
-      outputs->count = int(out.size());
-      for (size_t i = 0; i < out.size(); ++i) {
-        outputs->ndims[i] = int(out[i].size());
-        std::copy(out[i].begin(), out[i].end(), outputs->shapes[i]);
-        outputs->dtype_of_input[i] = dtype_source(kind, s, int(i));
-      }
-    });
-  });
+  return guarded(
+      [&] { with_op(op, spec, [&](auto kind, auto& s) { infer(kind, s, ninput, ndims, shapes, outputs); }); });
 }
 
 int msflash_cpu_present_inputs(const char* op, const char* spec) {
   int count = -1;
-  guarded([&] {
-    with_op(op, spec, [&](auto kind, auto& s) {
-      count = int(std::count(present(s).begin(), present(s).end(), '1')) + saved_inputs(kind);
-    });
-  });
+  guarded([&] { with_op(op, spec, [&](auto kind, auto& s) { count = present_inputs(kind, s); }); });
   return count;
 }
 

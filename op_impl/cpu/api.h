@@ -6,8 +6,9 @@
 #define MSF_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Runs "fwd", "bwd" or "bias_grad" (slots of call.h), or the same with projections around it, "mha_fwd", "mha_bwd" or
-// "mha_bias_grad" (slots of mha.h). Arrays in slot order, inputs then outputs, contiguous; an absent input has the
-// dtype "none". `spec` is the op's string attribute.
+// "mha_bias_grad" (slots of mha.h), or "kvcache" (kvcache.h), which writes into two of its inputs, "merge" (merge.h) or
+// "address" (address.h). Arrays in slot order, inputs then outputs, contiguous; an absent input has the dtype "none".
+// `spec` is the op's string attribute.
 MSF_EXPORT int msflash_cpu_call(const char* op, const char* spec, int nparam, void** params, int* ndims,
                                 int64_t** shapes, const char** dtypes);
 

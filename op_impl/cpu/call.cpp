@@ -118,6 +118,7 @@ std::vector<int64_t> cumulative(const char* name, const Array& a, int64_t total)
 }
 
 void zero_rows(const Tensor4& x, int64_t batch, int64_t heads, int64_t row0, int64_t row1, int64_t channels) {
+  if (!x) return;  // only shapes are known
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t h = 0; h < heads; ++h)
       for (int64_t r = row0; r < row1; ++r) std::memset(x.row(b, h, r), 0, channels * size_of(x.dtype));
@@ -186,8 +187,9 @@ int Spec::rank() const { return layout == Layout::BNSD || layout == Layout::BSND
 
 DType dtype_of(const char* name) {
   const std::pair<const char*, DType> names[] = {
-      {"float32", DType::f32}, {"float16", DType::f16}, {"bfloat16", DType::bf16}, {"bool", DType::u8},
-      {"uint8", DType::u8},    {"int32", DType::i32},   {"int64", DType::i64},     {"none", DType::none}};
+      {"float32", DType::f32}, {"float16", DType::f16}, {"bfloat16", DType::bf16},
+      {"bool", DType::u8},     {"uint8", DType::u8},    {"int32", DType::i32},
+      {"int64", DType::i64},   {"keep", DType::keep},   {"none", DType::none}};
   for (auto& [text, dtype] : names)
     if (!std::strcmp(name, text)) return dtype;
   fail("the dtype '", name, "' is not supported.");
@@ -294,8 +296,9 @@ void run(Op op, const Spec& spec, const std::vector<Array>& params) {
   if (spec.has(kSeed)) {
     if (params[kSeed].shape != std::vector<int64_t>{2})
       fail("the shape of 'seed' must be (2,), but got ", show(params[kSeed].shape), ".");
-    p.seed = uint64_t(static_cast<const int64_t*>(params[kSeed].data)[0]);
-    p.offset = uint64_t(static_cast<const int64_t*>(params[kSeed].data)[1]);
+    p.seed_input = static_cast<const int64_t*>(params[kSeed].data);
+    p.seed_from_input = true;
+    if (p.seed_input) p.seed = uint64_t(p.seed_input[0]), p.offset = uint64_t(p.seed_input[1]);
   }
 
   const std::vector<Sequence>& seq = sequences;
@@ -310,7 +313,7 @@ void run(Op op, const Spec& spec, const std::vector<Array>& params) {
     p.row_max = static_cast<float*>(out[2].data);
     p.row_sum = static_cast<float*>(out[3].data);
     zero_rows(p.out, outer, p.heads, used_q, q.length, p.dv);
-    for (int64_t h = 0; h < (used_q < q.length ? p.heads : 0); ++h)
+    for (int64_t h = 0; h < (used_q < q.length && p.lse ? p.heads : 0); ++h)
       for (int64_t i = used_q; i < q.length; ++i) {
         p.lse[h * p.stat_h + i] = p.row_max[h * p.stat_h + i] = -INFINITY;
         p.row_sum[h * p.stat_h + i] = 0;
@@ -335,7 +338,8 @@ void run(Op op, const Spec& spec, const std::vector<Array>& params) {
     p.dq = all;
     p.dk = from_head(all, p.heads);
     p.dv_ = from_head(all, p.heads + p.kv_heads);
-    for (int i : {1, 2}) std::memset(out[i].data, 0, size_of(out[i].dtype));
+    for (int i : {1, 2})
+      if (out[i].data) std::memset(out[i].data, 0, size_of(out[i].dtype));
   } else {
     p.dq = view("dq", layout, out[0], p.heads).tensor;
     p.dk = view("dk", layout, out[1], p.kv_heads).tensor;
@@ -345,7 +349,7 @@ void run(Op op, const Spec& spec, const std::vector<Array>& params) {
   zero_rows(p.dk, outer, p.kv_heads, used_k, k.length, p.d);
   zero_rows(p.dv_, outer, p.kv_heads, used_k, k.length, p.dv);
   p.dsinks = out[3].data;
-  if (!p.sinks) std::memset(out[3].data, 0, sizeof(float));
+  if (!p.sinks && out[3].data) std::memset(out[3].data, 0, sizeof(float));
   kernels->backward(p);
 }
 

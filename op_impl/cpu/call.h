@@ -66,12 +66,17 @@ std::vector<std::vector<int64_t>> infer_shapes(Op op, const Spec& spec,
 
 DType dtype_of(const char* name);
 
+// Throws what is wrong with a call of `function`.
 template <class... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
+[[noreturn]] void fail_in(const char* function, const Parts&... parts) {
   std::ostringstream text;
-  text << "For 'flash_attention', ";
+  text << "For '" << function << "', ";
   (void)std::initializer_list<int>{((text << parts), 0)...};
   throw std::invalid_argument(text.str());
+}
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  fail_in("flash_attention", parts...);
 }
 
 std::string show(const std::vector<int64_t>& shape);

@@ -63,7 +63,10 @@ class Forward {
         const int64_t lo = band.begin(row0 / p_.group()), hi = band.end((row1 - 1) / p_.group());
         const int64_t keys = std::max<int64_t>(hi - lo, 0);
         int64_t parts = 1;
-        if (blocks < kEnoughTasks) parts = std::max<int64_t>(1, std::min(kEnoughTasks / blocks, keys / kKeysPerPart));
+        if (p_.splits)
+          parts = std::max<int64_t>(1, std::min(p_.splits, keys));
+        else if (blocks < kEnoughTasks)
+          parts = std::max<int64_t>(1, std::min(kEnoughTasks / blocks, keys / kKeysPerPart));
         for (int64_t h = 0; h < p_.kv_heads; ++h) {
           for (int64_t part = 0; part < parts; ++part)
             tasks_.push_back({b, h, row0, row1, lo + keys * part / parts, lo + keys * (part + 1) / parts, part, parts,
@@ -235,8 +238,10 @@ class Forward {
           rescale *= __builtin_exp2((m - stored) * unit);
         }
         inverse[l] = sum == 0 ? T(0) : T(rescale / sum);
-        p_.row_max[at] = float(m);
-        p_.row_sum[at] = float(sum);
+        if (p_.row_max) {
+          p_.row_max[at] = float(m);
+          p_.row_sum[at] = float(sum);
+        }
         p_.lse[at] = float(stored / per_nat(p_) + __builtin_log2(sum) * kLn2);
       }
       store_transposed<T>(p_, p_.out, t.b, rows, f, lanes, p_.dv, state.o + f * p_.dv, inverse);

@@ -1,11 +1,13 @@
 // Compiled once per instruction set, with MSF_ISA naming it.
 #include "cpu/kernels.h"
 
+#include "cpu/append.h"
 #include "cpu/backward.h"
 #include "cpu/bias_grad.h"
 #include "cpu/forward.h"
 #include "cpu/gemm.h"
 #include "cpu/limits.h"
+#include "cpu/merge_parts.h"
 
 #define MSF_JOIN_(a, b) a##b
 #define MSF_JOIN(a, b) MSF_JOIN_(a, b)
@@ -28,7 +30,7 @@ namespace msf {
 
 extern const Kernels MSF_JOIN(kernels_, MSF_ISA);
 const Kernels MSF_JOIN(kernels_, MSF_ISA){
-    MSF_STRING(MSF_ISA), MSF_VECTOR_BYTES, run<Forward, Problem>, run<Backward, Problem>, run<BiasGrad, Problem>,
-    run<Multiply, Gemm>, fma_peak,         read_bandwidth};
+    MSF_STRING(MSF_ISA), MSF_VECTOR_BYTES, run<Forward, Problem>, run<Backward, Problem>,  run<BiasGrad, Problem>,
+    run<Multiply, Gemm>, fma_peak,         read_bandwidth,        run<AppendRows, Append>, run<MergeParts, Merge>};
 
 }  // namespace msf

@@ -1,6 +1,7 @@
 // The kernels as the rest of the library sees them: one table per instruction set.
 #pragma once
 #include "common/problem.h"
+#include "cpu/cache.h"
 #include "cpu/matrix.h"
 
 namespace msf {
@@ -14,6 +15,8 @@ struct Kernels {
   void (*multiply)(const Gemm&);
   double (*fma_peak)();        // FLOP/s
   double (*read_bandwidth)();  // B/s
+  void (*append)(const Append&);
+  void (*merge)(const Merge&);
 };
 
 // The table in use: the best one, or the one MS_FLASH_ISA names.

@@ -43,10 +43,18 @@ struct Ahead {
   int64_t stride, bytes;  // bytes = 0: nothing
 
   Ahead(const Tensor4& x, const char* row, int64_t channels)
-      : first(uintptr_t(row)), stride(x.s * size_of(x.dtype)), bytes(channels * size_of(x.dtype)) {}
+      : first(uintptr_t(row)), stride(x.s * size_of(x.dtype)), bytes(row ? channels * size_of(x.dtype) : 0) {}
   MSF_INLINE void fetch(int64_t j) const {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const char*>(first + j * stride + i));
   }
+};
+
+// Rows one stride apart, up to row `end` of a tile, and what is read after them.
+template <class S>
+struct Run {
+  const S* first;
+  int64_t end;
+  Ahead ahead;
 };
 
 // s[j][row] = q[row] . k[j] for R rows and all n keys, `ks` elements apart; q is [row][qd], zero from d on.
@@ -81,30 +89,35 @@ MSF_INLINE int64_t narrow_scores(int64_t j, int64_t n, const S* k, int64_t ks, c
   return j;
 }
 
-// o[c][row] = o[c][row] * alpha[row] + sum_j p[j][row] * v[j][c] for R rows, C vectors of channels at a time.
-template <class T, int R, int C, Guard GUARD, class S>
-MSF_INLINE void narrow_output(int64_t n, const S* v, int64_t vs, int64_t dv, const T* p, int64_t ld, T* o,
-                              const T* alpha, Ahead ahead) {
+// o[c][row] = o[c][row] * alpha[row] + sum_j p[j][row] * v[j][c] for R rows, C vectors of channels at a time. The
+// values come in runs of rows `vs` elements apart: run(j, fetch) is the one from row j on.
+template <class T, int R, int C, Guard GUARD, class S, class F>
+MSF_INLINE void narrow_output(int64_t n, F run, int64_t vs, int64_t dv, const T* p, int64_t ld, T* o, const T* alpha,
+                              bool fetch) {
   constexpr int W = kLanes<T>;
   auto chunk = [&](int64_t c0, auto vectors, auto read) {
     constexpr int N = decltype(vectors)::value;
     V<T> acc[R][N] = {};
-    for (int64_t j = 0; j < n; ++j) {
-      ahead.fetch(j);
-      V<T> x[N];
+    for (int64_t j = 0; j < n;) {
+      const Run<S> rows = run(j, fetch);
+      const S* v = rows.first + c0;
+      for (const int64_t j0 = j; j < rows.end; ++j, v += vs) {
+        rows.ahead.fetch(j - j0);
+        V<T> x[N];
 #pragma GCC unroll 8
-      for (int i = 0; i < N; ++i) x[i] = read(v + j * vs + c0 + i * W);
+        for (int i = 0; i < N; ++i) x[i] = read(v + i * W);
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        const V<T> y = splat(p[j * ld + r]);
+        for (int r = 0; r < R; ++r) {
+          const V<T> y = splat(p[j * ld + r]);
 #pragma GCC unroll 8
-        for (int i = 0; i < N; ++i) {
-          const V<T> next = acc[r][i] + x[i] * y;
-          acc[r][i] = GUARD == Guard::none ? next : y != T(0) ? next : acc[r][i];
+          for (int i = 0; i < N; ++i) {
+            const V<T> next = acc[r][i] + x[i] * y;
+            acc[r][i] = GUARD == Guard::none ? next : y != T(0) ? next : acc[r][i];
+          }
         }
       }
     }
-    ahead.bytes = 0;  // once is enough
+    fetch = false;  // once is enough
     for (int r = 0; r < R; ++r)
       for (int i = 0; i < N; ++i)
         for (int l = 0; l < W && c0 + i * W + l < dv; ++l) {
@@ -132,19 +145,23 @@ MSF_INLINE void each_row_group(int rows, F f) {
 template <class T>
 void narrow_score_product(const Problem& p, const Tile& t, int64_t kv_head, const T* q, T* s) {
   constexpr int W = kLanes<T>;
-  const int64_t n = t.hi - t.lo, qd = round_up(p.d, W);
-  T* at = s + t.lo * t.lanes;
-  fill(at, n * t.lanes, T(0));
+  const int64_t qd = round_up(p.d, W);
+  fill(s + t.lo * t.lanes, (t.hi - t.lo) * t.lanes, T(0));
   with_storage(p.k.dtype, [&](auto* storage) {
     using S = std::remove_pointer_t<decltype(storage)>;
-    const S* k = reinterpret_cast<const S*>(p.k.row(t.b, kv_head, p.seq[t.b].k_base + t.j0 + t.lo));
-    Ahead values(p.v, p.v.row(t.b, kv_head, p.seq[t.b].k_base + t.j0 + t.lo), p.dv);
-    each_row_group(t.valid(), [&](int r, auto count) {
-      constexpr int R = decltype(count)::value, KEYS = R == 1 ? W >= 8 ? 8 : W : 4;
-      const int64_t j = narrow_scores<T, R, KEYS>(0, n, k, p.k.s, q + r * qd, qd, p.d, at + r, t.lanes, values);
-      narrow_scores<T, R, 1>(j, n, k, p.k.s, q + r * qd, qd, p.d, at + r, t.lanes, values);
-      values.bytes = 0;
-    });
+    for (int64_t j0 = t.lo; j0 < t.hi;) {
+      const int64_t end = p.key_run(t.j0 + j0, t.j0 + t.hi) - t.j0, n = end - j0;
+      const S* k = reinterpret_cast<const S*>(p.key_row(p.k, t.b, kv_head, t.j0 + j0));
+      Ahead values(p.v, p.key_row(p.v, t.b, kv_head, t.j0 + j0), p.dv);
+      T* at = s + j0 * t.lanes;
+      each_row_group(t.valid(), [&](int r, auto count) {
+        constexpr int R = decltype(count)::value, KEYS = R == 1 ? W >= 8 ? 8 : W : 4;
+        const int64_t j = narrow_scores<T, R, KEYS>(0, n, k, p.k.s, q + r * qd, qd, p.d, at + r, t.lanes, values);
+        narrow_scores<T, R, 1>(j, n, k, p.k.s, q + r * qd, qd, p.d, at + r, t.lanes, values);
+        values.bytes = 0;
+      });
+      j0 = end;
+    }
   });
 }
 
@@ -152,13 +169,20 @@ template <class T, Guard GUARD>
 void narrow_output_product(const Problem& p, const Tile& t, int64_t kv_head, const T* prob, T* o, const T* alpha) {
   with_storage(p.v.dtype, [&](auto* storage) {
     using S = std::remove_pointer_t<decltype(storage)>;
-    const S* v = reinterpret_cast<const S*>(p.v.row(t.b, kv_head, p.seq[t.b].k_base + t.j0 + t.lo));
-    Ahead keys(p.k, p.k.row(t.b, kv_head, p.seq[t.b].k_base + t.j0 + t.hi), p.d);
+    const int64_t n = t.hi - t.lo, first = t.j0 + t.lo;
+    auto run = [&](int64_t j, bool fetch) {
+      const int64_t next = first + j + n;  // the key that far into the next tile: fetched if it has a page
+      const bool there = !p.pages || next < p.seq[t.b].k_len;
+      return Run<S>{reinterpret_cast<const S*>(p.key_row(p.v, t.b, kv_head, first + j)),
+                    p.key_run(first + j, first + n) - first,
+                    Ahead(p.k, fetch && there ? p.key_row(p.k, t.b, kv_head, next) : nullptr, p.d)};
+    };
+    bool fetch = true;
     each_row_group(t.valid(), [&](int r, auto count) {
       constexpr int R = decltype(count)::value, C = R == 4 ? 4 : 8;
-      narrow_output<T, R, C, GUARD>(t.hi - t.lo, v, p.v.s, p.dv, prob + t.lo * t.lanes + r, t.lanes, o + r, alpha + r,
-                                    keys);
-      keys.bytes = 0;
+      narrow_output<T, R, C, GUARD, S>(n, run, p.v.s, p.dv, prob + t.lo * t.lanes + r, t.lanes, o + r, alpha + r,
+                                       fetch);
+      fetch = false;
     });
   });
 }

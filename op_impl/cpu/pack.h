@@ -31,7 +31,9 @@ MSF_INLINE void with_storage(DType t, F f) {
 }
 template <class F>
 MSF_INLINE void with_plane_storage(DType t, F f) {
-  t == DType::u8 ? f(static_cast<uint8_t*>(nullptr)) : with_storage(t, f);
+  t == DType::u8     ? f(static_cast<uint8_t*>(nullptr))
+  : t == DType::keep ? f(static_cast<keep8*>(nullptr))
+                     : with_storage(t, f);
 }
 
 template <class T>
@@ -165,16 +167,18 @@ Block<T> load_block(const Problem& p, const Tensor4& x, int64_t b, int64_t h, in
   const int64_t ld = round_up(channels, kLanes<T>);
   Block<T> block{buffer, ld, true};
   // rows far apart fall on the same cache sets, so they are gathered (2 KiB: measured no gain below it)
-  if (sizeof(T) == 4 && x.dtype == DType::f32 && x.s <= 512) {
-    block.data = reinterpret_cast<const T*>(x.row(b, h, p.seq[b].k_base + j0));
+  if (sizeof(T) == 4 && x.dtype == DType::f32 && x.s <= 512 && p.key_run(j0, j1) == j1) {
+    block.data = reinterpret_cast<const T*>(p.key_row(x, b, h, j0));
     block.ld = x.s;
     return block;
   }
   with_storage(x.dtype, [&](auto* storage) {
     using S = std::remove_pointer_t<decltype(storage)>;
-    for (int64_t j = j0; j < j1; ++j)
-      block.finite &=
-          unpack_row(reinterpret_cast<const S*>(x.row(b, h, p.seq[b].k_base + j)), channels, buffer + (j - j0) * ld);
+    for (int64_t j = j0; j < j1;) {
+      const S* row = reinterpret_cast<const S*>(p.key_row(x, b, h, j));
+      for (const int64_t end = p.key_run(j, j1); j < end; ++j, row += x.s)
+        block.finite &= unpack_row(row, channels, buffer + (j - j0) * ld);
+    }
   });
   return block;
 }

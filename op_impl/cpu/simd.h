@@ -99,6 +99,9 @@ struct f16 {
 struct bf16 {
   uint16_t raw;
 };
+struct keep8 {
+  uint8_t raw;
+};
 
 template <int N>
 MSF_INLINE vec<float, N> widen(const bf16* p) {
@@ -139,6 +142,12 @@ MSF_INLINE vec<float, N> widen(const float* p) {
 template <int N>
 MSF_INLINE vec<float, N> widen(const uint8_t* p) {
   return __builtin_convertvector(load<uint8_t, N>(p), vec<float, N>);
+}
+// ONNX's masks say what to keep; inside, as for MindSpore, 1 masks out.
+template <int N>
+MSF_INLINE vec<float, N> widen(const keep8* p) {
+  const vec<float, N> x = widen<N>(reinterpret_cast<const uint8_t*>(p)), one = vec<float, N>{} + 1;
+  return x == 0 ? one : vec<float, N>{};
 }
 
 template <int N>
@@ -186,7 +195,7 @@ MSF_INLINE void narrow(float* p, vec<float, N> v) {
   store<float, N>(p, v);
 }
 
-// S in memory (float, f16, bf16, uint8_t), T in registers (float, double)
+// S in memory (float, f16, bf16, uint8_t, keep8), T in registers (float, double)
 template <class T, class S>
 MSF_INLINE V<T> load_as(const S* p) {
   vec<float, kLanes<T>> v = widen<kLanes<T>>(p);
