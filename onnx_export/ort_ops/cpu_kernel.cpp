@@ -12,6 +12,7 @@
 namespace ort_ops {
 namespace {
 
+// In a bool mask of the node 0 masks out, which the library calls "keep".
 const char* dtype_name(const Tensor& t) {
   switch (t.type) {
     case ort::FLOAT:
@@ -21,13 +22,14 @@ const char* dtype_name(const Tensor& t) {
     case ort::BFLOAT16:
       return "bfloat16";
     case ort::BOOL:
-      return "bool";
+      return "keep";
     default:
       return "none";
   }
 }
 
-std::string spec_text(const Attributes& a, bool mask, bool bias) {
+// What the library has to know beside the arrays. `slot` is that of the mask among its inputs, -1 for none.
+std::string spec_text(const Attributes& a, int slot) {
   std::ostringstream text;
   text.imbue(std::locale::classic());  // a host program may have set a locale with a decimal comma
   text << std::hexfloat << "layout=BNSD;scale=";
@@ -36,25 +38,18 @@ std::string spec_text(const Attributes& a, bool mask, bool bias) {
   else
     text << a.scale;
   text << ";left=" << a.left << ";right=" << a.right << ";align=" << (a.bottom_right ? "bottom_right" : "top_left")
-       << ";softcap=" << a.softcap << ";present=111" << mask << bias << "000000";
+       << ";softcap=" << a.softcap << ";present=";
+  for (int i = 0; i < msf::kForwardInputs; ++i) text << (i <= msf::kValue || i == slot);
   return text.str();
 }
 
 }  // namespace
 
-void run_on_cpu(const Attributes& a, const Call& call, const ort::Api* api, const ort::KernelContext* context) {
-  const SessionThreads threads(api, context);
-  const bool is_bias = call.mask && call.mask.type != ort::BOOL;
-  Tensor mask = is_bias ? Tensor() : call.mask, bias = is_bias ? call.mask : Tensor();
+CpuKernel::CpuKernel(const Attributes& a)
+    : plain_(spec_text(a, -1)), masked_(spec_text(a, msf::kMask)), biased_(spec_text(a, msf::kBias)) {}
 
-  std::unique_ptr<uint8_t[]> discard;  // the kernels mark what to discard, the node what to keep
-  if (mask) {
-    const int64_t n = mask.count();
-    const uint8_t* keep = static_cast<const uint8_t*>(mask.data);
-    discard.reset(new uint8_t[n]);
-    std::transform(keep, keep + n, discard.get(), [](uint8_t x) { return uint8_t(x == 0); });
-    mask.data = discard.get();
-  }
+void CpuKernel::run(const Call& call, const ort::Api* api, const ort::KernelContext* context) const {
+  const SessionThreads threads(api, context);
   // what the backward of a training step would need; also the LSE where the node does not ask for it
   const int64_t rows = call.batch * call.heads * call.q_len;
   const std::unique_ptr<float[]> statistics(new float[(call.lse ? 2 : 3) * rows]);
@@ -67,9 +62,17 @@ void run_on_cpu(const Attributes& a, const Call& call, const ort::Api* api, cons
 
   constexpr int kCount = msf::kForwardInputs + 4;
   const Tensor none;
-  const Tensor* arrays[kCount] = {&call.q, &call.k, &call.v, &mask};
-  std::fill(arrays + msf::kBias, arrays + msf::kForwardInputs, &none);
-  arrays[msf::kBias] = &bias;
+  const Tensor* arrays[kCount];
+  std::fill(arrays, arrays + msf::kForwardInputs, &none);
+  arrays[msf::kQuery] = &call.q;
+  arrays[msf::kKey] = &call.k;
+  arrays[msf::kValue] = &call.v;
+  const std::string* spec = &plain_;
+  if (call.mask) {
+    const bool keep = call.mask.type == ort::BOOL;
+    arrays[keep ? msf::kMask : msf::kBias] = &call.mask;
+    spec = keep ? &masked_ : &biased_;
+  }
   const Tensor* results[] = {&call.y, &lse, &row_max, &row_sum};
   std::copy(results, results + 4, arrays + msf::kForwardInputs);
 
@@ -83,7 +86,7 @@ void run_on_cpu(const Attributes& a, const Call& call, const ort::Api* api, cons
     shapes[i] = const_cast<int64_t*>(arrays[i]->shape.data());
     dtypes[i] = dtype_name(*arrays[i]);
   }
-  if (msflash_cpu_call("fwd", spec_text(a, bool(mask), bool(bias)).c_str(), kCount, data, ranks, shapes, dtypes))
+  if (msflash_cpu_call("fwd", spec->c_str(), kCount, data, ranks, shapes, dtypes))
     throw Error(msflash_cpu_last_error());
 }
 

@@ -31,11 +31,12 @@ struct Kernel {
   const ort::Api* api;
   Provider provider;
   Attributes attributes;
+  CpuKernel cpu;
 
   ort::Status* run(ort::KernelContext* context) const {
     return guarded(api, [&] {
       const Call call = read_call(api, context);
-      if (provider == Provider::cpu) return run_on_cpu(attributes, call, api, context);
+      if (provider == Provider::cpu) return cpu.run(call, api, context);
       void* stream = nullptr;
       check(api, ort::KernelContext_GetGPUComputeStream(api, context, &stream));
       run_on_cuda(attributes, call, stream);
@@ -120,7 +121,10 @@ Op::Op(const ort::Api* api_, Provider provider_, ort::ElementType type_, bool in
   GetStartVersion = GetEndVersion = [](const ort::CustomOp*) { return 1; };
   InferOutputShapeFn = infer_shapes ? infer : nullptr;
   CreateKernelV2 = [](const ort::CustomOp* op, const ort::Api* api, const ort::KernelInfo* info, void** kernel) {
-    return guarded(api, [&] { *kernel = new Kernel{api, self(op).provider, read_attributes(api, info)}; });
+    return guarded(api, [&] {
+      const Attributes attributes = read_attributes(api, info);
+      *kernel = new Kernel{api, self(op).provider, attributes, CpuKernel(attributes)};
+    });
   };
   KernelComputeV2 = [](void* kernel, ort::KernelContext* context) {
     return static_cast<const Kernel*>(kernel)->run(context);
