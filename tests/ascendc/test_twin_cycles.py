@@ -7,15 +7,12 @@ The published costs of whole tiles (128 x 256, D = 128) were no input of it: the
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import ascend
 import numpy as np
 import pytest
-from ascendc.driver import build
 from ascendc.model.memory import SIZES, Memories, Operand
 
-SOURCE = Path(__file__).with_name("cycles.cpp")
 # Instruction: cycles = k * elements + b, for float32.
 PER_ELEMENT = {
     "Adds": (0.0141, 22.1),
@@ -126,14 +123,14 @@ def test_cube_rate(driver):
 
 @pytest.fixture(scope="module")
 def tile_cycles():
-    library = ctypes.CDLL(str(build(SOURCE)))
-    library.TileCycles.restype = ctypes.c_int64
+    library = ascend.library()
+    library.msflash_ascend_tile.restype = ctypes.c_int64
 
     def measure(name):
         ends = []
         for tiles in (8, 24):
             cycles = (ctypes.c_double * 2)()
-            assert library.TileCycles(name.encode(), ctypes.c_int64(tiles), cycles) == 0
+            assert library.msflash_ascend_tile(name.encode(), ctypes.c_int64(tiles), cycles) == 0
             ends.append(np.array(cycles[:]))
         return (ends[1] - ends[0]) / 16
 

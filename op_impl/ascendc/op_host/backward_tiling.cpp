@@ -235,6 +235,10 @@ BackwardPlan plan_backward(const Problem& p, const Soc& soc, const TilingChoice&
   BackwardPlan plan;
   BackwardTiling& t = plan.tiling = blocks_of(p, soc, choice);
   t.dq = layout_of(p.dq), t.dk = layout_of(p.dk), t.dv = layout_of(p.dv_);
+  if (p.packed) {
+    t.dk.offset = (p.dk.data - p.dq.data) / size_of(p.dq.dtype);
+    t.dv.offset = (p.dv_.data - p.dq.data) / size_of(p.dq.dtype);
+  }
 
   int64_t parts = 1;
   const std::vector<Share> shares = balance(p, t, &parts);

@@ -53,6 +53,13 @@ Object sizes(std::initializer_list<std::pair<const char*, int64_t>> starts) {
   return buffers;
 }
 
+// Tells whether two tiling buffers are the same (FNV-1a, as 32 bits).
+uint32_t hash_of(const std::vector<uint8_t>& bytes) {
+  uint32_t hash = 2166136261u;
+  for (const uint8_t byte : bytes) hash = (hash ^ byte) * 16777619u;
+  return hash;
+}
+
 std::vector<int64_t> cores_of(int64_t units, int64_t cores) {
   std::vector<int64_t> core_of(units);
   for (int64_t core = 0; core < cores; ++core)
@@ -83,6 +90,7 @@ Object describe_pairs(const GradientPlan<Item>& plan, const Sequences& sequences
       .add("workspace", plan.workspace())
       .add("imbalance", plan.imbalance())
       .add("tiling_bytes", plan.bytes().size())
+      .add("tiling_hash", hash_of(plan.bytes()))
       .add("pairs", done)
       .add("cost_per_core", plan.cost_per_core())
       .add("core_of", cores_of(t.items, t.cores))
@@ -131,6 +139,7 @@ std::string describe(const ForwardPlan& plan) {
       .add("workspace", plan.workspace())
       .add("imbalance", plan.imbalance())
       .add("tiling_bytes", plan.bytes().size())
+      .add("tiling_hash", hash_of(plan.bytes()))
       .add("items", items)
       .add("merges", merges)
       .add("cost_per_core", plan.cost_per_core())

@@ -52,6 +52,10 @@ AttentionTiling attention_tiling(const Problem& p) {
   a.seed_from_input = p.seed_from_input;  // a device's memory, which only the kernel can read
   if (!a.seed_from_input) a.seed = p.seed, a.offset = p.offset;
   a.q = layout_of(p.q), a.k = layout_of(p.k), a.v = layout_of(p.v), a.out = layout_of(p.out);
+  if (p.packed) {
+    a.k.offset = (p.k.data - p.q.data) / size_of(p.q.dtype);
+    a.v.offset = (p.v.data - p.q.data) / size_of(p.q.dtype);
+  }
   a.mask = layout_of(p.mask), a.bias = layout_of(p.bias), a.drop_mask = layout_of(p.drop_mask);
   a.alibi = p.alibi != nullptr, a.alibi_b = p.alibi_b;
   a.sinks = p.sinks ? DataType(p.sinks_dtype) : DataType::none;

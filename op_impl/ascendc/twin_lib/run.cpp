@@ -126,12 +126,6 @@ class Buffers {
   std::vector<int64_t> cu_q_, cu_k_;
 };
 
-void locate_packed(const Problem& p, AttentionTiling* a) {
-  if (!p.packed) return;
-  a->k.offset = (p.k.data - p.q.data) / size_of(p.q.dtype);
-  a->v.offset = (p.v.data - p.q.data) / size_of(p.q.dtype);
-}
-
 ms_twin::Options options(int32_t cores) {
   ms_twin::Options o;
   o.blocks = cores;
@@ -199,10 +193,8 @@ void run_forward(const Problem& p) {
     run_forward(padded.problem);
     return padded.copy_back();
   }
-  ForwardPlan plan = plan_forward(p, settings.soc, chosen(p, false));
-  ForwardTiling& t = plan.tiling;
-  locate_packed(p, &t.a);
-  ms_twin::Launch launch(options(t.cores));
+  const ForwardPlan plan = plan_forward(p, settings.soc, chosen(p, false));
+  ms_twin::Launch launch(options(plan.tiling.cores));
   Buffers in(p, &launch);
   uint8_t* out = in.rows_out(p.out.data, extent(p.out, in.outer(), p.heads, p.q_rows, p.dv), "out");
   uint8_t* lse = in.rows_out(p.lse, in.statistics(), "lse");
@@ -223,10 +215,8 @@ void run_backward(const Problem& p) {
     run_backward(padded.problem);
     return padded.copy_back();
   }
-  BackwardPlan plan = plan_backward(p, settings.soc, chosen(p, true));
-  BackwardTiling& t = plan.tiling;
-  locate_packed(p, &t.a);
-  ms_twin::Launch launch(options(t.cores));
+  const BackwardPlan plan = plan_backward(p, settings.soc, chosen(p, true));
+  ms_twin::Launch launch(options(plan.tiling.cores));
   Buffers in(p, &launch);
   uint8_t* out = launch.Input(p.out.data, extent(p.out, in.outer(), p.heads, p.q_rows, p.dv), "out");
   uint8_t* row_max = launch.Input(p.row_max, in.statistics(), "row_max");
@@ -236,8 +226,6 @@ void run_backward(const Problem& p) {
   uint8_t *dq, *dk, *dv;
   if (p.packed) {
     dq = dk = dv = launch.Output(p.dq.data, extent(p.dq, in.outer(), p.heads + 2 * p.kv_heads, p.q_rows, p.d), "dq");
-    t.dk.offset = (p.dk.data - p.dq.data) / size_of(p.dq.dtype);
-    t.dv.offset = (p.dv_.data - p.dq.data) / size_of(p.dq.dtype);
   } else {
     dq = in.rows_out(p.dq.data, extent(p.dq, in.outer(), p.heads, p.q_rows, p.d), "dq");
     dk = in.rows_out(p.dk.data, extent(p.dk, in.outer(), p.kv_heads, p.k_rows, p.d), "dk");
@@ -260,8 +248,7 @@ void run_bias_grad(const Problem& p) {
     if (bytes_out) std::memset(p.dbias.data, 0, size_t(bytes_out));
     return;
   }
-  BiasGradPlan plan = plan_bias_grad(p, settings.soc, chosen(p, true));
-  locate_packed(p, &plan.tiling.a);
+  const BiasGradPlan plan = plan_bias_grad(p, settings.soc, chosen(p, true));
   ms_twin::Launch launch(options(plan.tiling.cores));
   Buffers in(p, &launch);
   uint8_t* out = launch.Input(p.out.data, extent(p.out, in.outer(), p.heads, p.q_rows, p.dv), "out");

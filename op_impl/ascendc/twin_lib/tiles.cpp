@@ -3,6 +3,7 @@
 #include <map>
 #include <string>
 
+#include "ascendc/twin_lib/api.h"
 #include "kernel_operator.h"
 #include "launch.h"
 
@@ -194,11 +195,10 @@ void Rescale(uint8_t* gm, int tiles) {
 
 }  // namespace
 
-// Cycles of `tiles` tiles at the fast and at the slow end. Returns the number of violations, -1 for an unknown tile.
-extern "C" int64_t TileCycles(const char* name, int64_t tiles, double* cycles) {
+int64_t msflash_ascend_tile(const char* step, int64_t tiles, double* cycles) {
   static const std::map<std::string, void (*)(uint8_t*, int)> known = {
       {"qk", Scores}, {"pv", Values}, {"softmax", Softmax}, {"rescale", Rescale}};
-  const auto found = known.find(name);
+  const auto found = known.find(step);
   if (found == known.end()) return -1;
   ms_twin::Options options;
   options.has_aic = found->first == "qk" || found->first == "pv";
