@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from mindspore import ops
+from mindspore.common import dtype as mstype
 
 from ms_flash.functional import _or_placeholder
-from ms_flash.kvcache_resolve import resolve_kvcache, resolve_merge
+from ms_flash.kvcache_resolve import dtype_of_parts, resolve_kvcache, resolve_merge
 from ms_flash.resolve import checked_flag, op_of
 
 
@@ -163,10 +164,16 @@ def merge_attention(outs, lses, *, layout="BNSD", backend=None):
         >>> print(out[0, 0, 0, 0], lse[0, 0, 0])
         1.0 3.0986123
     """
+    widened = False
     if isinstance(outs, (list, tuple)):
+        widened = dtype_of_parts("outs", *outs) == "bfloat16"
+        if widened:     # MindSpore's Stack has no bfloat16 on the CPU; float32 holds the same numbers
+            outs = [x.astype(mstype.float32) for x in outs]
         outs = ops.stack(outs)
-    if isinstance(lses, (list, tuple)):
+    if isinstance(lses, (list, tuple)) and dtype_of_parts("lses", *lses) is not None:
         lses = ops.stack(lses)
     op = op_of(resolve_merge(backend, layout, outs, lses))
     merged = op(outs, lses)
+    if widened:
+        return merged[0].astype(mstype.bfloat16), merged[1]
     return merged[0], merged[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import backends
 from .compile_time import CompileTime
-from .kvcache_spec import KVCACHE_SLOTS, KvCacheSpec, MergeSpec
+from .kvcache_spec import KVCACHE_SLOTS, KvCacheSpec, MergeSpec, checked_parts
 from .resolve import described, handle_of
 from .spec import value_error
 
@@ -61,6 +61,11 @@ def _check_writable(chosen, k_cache, v_cache):
         raise value_error(_FUNC, "'k_cache' and 'v_cache' must be two Tensors, but got one for both.")
 
 
+def _checked_parts(name, *parts):
+    """The dtype of a list of Tensors of one shape and dtype."""
+    return checked_parts("merge_attention", name, parts)
+
+
 def _resolve_merge(backend, layout, *inputs):
     chosen = backends.select("merge_attention", backend)
     spec = MergeSpec.parse("merge_attention", inputs, layout)
@@ -72,3 +77,4 @@ def _resolve_merge(backend, layout, *inputs):
 
 resolve_kvcache = _ResolveKvCache()
 resolve_merge = CompileTime("MsFlashResolveMerge", _resolve_merge)
+dtype_of_parts = CompileTime("MsFlashMergeParts", _checked_parts)

@@ -325,3 +325,24 @@ class MergeSpec:
             size = dict(zip("K" + layout, outs.shape))
             check.shape("lses", lses, tuple(size[axis] for axis in "KBNS"), "(parts, B, N, S)")
         return MergeSpec(func, layout, inputs)
+
+
+def checked_parts(func, name, parts) -> str:
+    """The dtype of a list of Tensors, which must be alike.
+
+    Raises:
+        ValueError: If there is none, or the shapes differ.
+        TypeError: If one is no Tensor, or the dtypes differ.
+    """
+    check = Check(func)
+    if not parts:
+        raise check.value(f"'{name}' must hold one part or more, but got none.")
+    for i, x in enumerate(parts):
+        if not isinstance(x, Arg):
+            raise check.type(f"'{name}' must hold Tensors, but got {type_name(x)}.")
+        if x.dtype != parts[0].dtype:
+            raise check.type(f"the parts of '{name}' must have one dtype, but got {parts[0].dtype} and {x.dtype}.")
+        shapes = parts[0].shape, x.shape
+        if None not in shapes and (len(shapes[0]) != len(shapes[1]) or any(map(differ, *shapes))):
+            raise check.value(f"the parts of '{name}' must have one shape, but got {parts[0]} and, of part {i}, {x}.")
+    return parts[0].dtype

@@ -455,10 +455,29 @@ def test_wrong_merges(name, backend):
     assert merge_attention(t(2, 1, 1, 1, 1), t(2, 1, 1, 1), backend=backend)[0].asnumpy().item() == 1
 
 
-def test_a_list_of_unequal_parts_is_refused(backend):
-    for outs in ([t(1, 1, 2, 4), t(1, 1, 3, 4)], [t(1, 1, 2, 4), t(1, 1, 2, 4, dtype=ms.float16)], []):
-        with pytest.raises((ValueError, TypeError, RuntimeError)):
-            merge_attention(outs, [t(1, 1, 2), t(1, 1, 2)], backend=backend)[0].asnumpy()
+PARTS = {
+    "shapes": (ValueError, "the parts of 'outs' must have one shape, but got (1, 1, 2, 4) and, of part 1, (1, 1, 3, 4)",
+               [t(1, 1, 2, 4), t(1, 1, 3, 4)], [t(1, 1, 2), t(1, 1, 2)]),
+    "dtypes": (TypeError, "the parts of 'outs' must have one dtype, but got float32 and float16",
+               [t(1, 1, 2, 4), t(1, 1, 2, 4, dtype=ms.float16)], [t(1, 1, 2), t(1, 1, 2)]),
+    "none": (ValueError, "'outs' must hold one part or more", [], []),
+    "an array": (TypeError, "'lses' must hold Tensors, but got ndarray", [t(1, 1, 2, 4)], [np.ones((1, 1, 2))]),
+    "fewer lses": (ValueError, "the shape of 'lses' must be (parts, B, N, S) = (2, 1, 1, 2)", [t(1, 1, 2, 4)] * 2,
+                   [t(1, 1, 2)]),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_list_of_unequal_parts_is_refused(name, mode):
+    error, text, outs, lses = PARTS[name]
+
+    class Merge(nn.Cell):
+        def construct(self):
+            return merge_attention(outs, lses)
+
+    with pytest.raises(error) as caught:
+        Merge()() if mode == "graph" and name in ("shapes", "none") else merge_attention(outs, lses)
+    assert f"For 'merge_attention', {text}" in str(caught.value)
 
 
 def test_merge_has_no_gradient(backend):
