@@ -203,6 +203,10 @@ class BackwardProof:
             return state.scaled(number if op in ("Mul", "Muls") else 1 / number if number else 0.0)
         if op == "Neg":
             return state.scaled(-1.0)
+        if op in ("Add", "AddExt", "MakeTuple") and len(set(user.inputs[:2])) == 1:      # scores added to themselves
+            return self._added_to_itself(user, state)
+        if op == "AddN" and len(set(user.inputs[0].inputs)) == 1:
+            return state
         if op in ("MaskedFill", "MaskedFillScalar") and position == 0 and self._is_zero(user.inputs[2]):
             return self._masked(user.inputs[1], False, state)
         if op in ("Select", "Where") and position in (1, 2) and self._is_zero(user.inputs[3 - position]):
@@ -211,6 +215,15 @@ class BackwardProof:
             steps = [s for s in self.forward.scores.steps if s.kind == "tanh" and s.node is user.inputs[0]]
             return state.with_step(steps[0]) if steps else None
         return None
+
+    def _added_to_itself(self, user, state):
+        try:
+            if user.op == "MakeTuple":
+                alike = len(set(user.inputs)) == 1 and all(u.op == "AddN" for u, _ in self.users(user))
+                return state.scaled(len(user.inputs)) if alike else None
+            return state.scaled(1 + (user.argument(2, 1) if user.op == "AddExt" else 1))
+        except Unknown:
+            return None
 
     def _keeps_rows(self, node):
         """A reshape that keeps the keys as last axis, or only adds and drops ones around (queries, keys)."""

@@ -8,19 +8,32 @@ then known to the node. Whatever is not exactly that is refused, and the site st
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 from .. import backends
 from ..mha_spec import GRADIENTS, MHA_SLOTS, MhaSpec
 from ..spec import SLOTS, Arg
 from .emit import Emitter, Ref
-from .linear import added, is_bias_gradient, is_gradient_of_x, linear, summands, weight_gradient
+from .fused import NotShared, close, side_by_side
+from .linear import Linear, added, is_bias_gradient, is_gradient_of_x, linear, summands, weight_gradient
 from .products import PRODUCTS
 from .reasons import Refusal
 from .views import identity, merged
 
 _PARTS = ("q", "k", "v")
+_NAMES = ("query", "key", "value")
 _GRAD = len(SLOTS) + 3      # where the backward op takes the gradient of the output
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A part of the result of a projection: from element `first` on, `dims` of (batch, heads, length, head_dim)."""
+
+    projection: Linear
+    factor: float       # that it is multiplied by before it is used
+    first: int
+    dims: tuple
 
 
 class Block:
@@ -40,8 +53,7 @@ class Block:
 
     def build(self):
         """The site at level block. Raises Refusal."""
-        made = self.made
-        if made.copies or made.layout not in ("BSND", "SBH"):
+        if self.made.layout not in ("BSND", "SBH"):
             self._refuse("the attention still needs a transpose")
         self.projections = self._projections()
         self._sources()
@@ -109,24 +121,65 @@ class Block:
     # --- forward ---
 
     def _projections(self):
-        """By part: its projection; a packed one is part q alone."""
-        found = {}
-        for name in ("query", "key", "value"):
-            operand, _, _ = self.made.side(name)
-            for _, path, _ in self.made.paths(operand, name != "value"):
-                self.inner |= set(path)
-        for part, operand in zip(_PARTS, self.forward["inputs"][:1 if self.made.packed else 3]):
-            node = self._node(operand, "query, key or value")
-            at = next((p for p in (linear(self.views, n) for n in self.views.chain(node)) if p is not None), None)
-            if at is None or at.result.size != node.size:
-                self._refuse("query, key and value do not come straight from projections")
-            if any(at.product is p.product for p in found.values()):
-                self._refuse("query, key and value share a projection that cannot be read as packed")
-            found[part] = at
-            self.inner |= at.inner
-            self._cut(at.result)
-            self._take(part, at, _PARTS.index(part))
+        """By part: its projection; one that holds several parts is that of the first."""
+        readings = {name: self._reading(name) for name in _NAMES}
+        self.factors = {name: reading.factor for name, reading in readings.items()}
+        self.interleaved, self.packs, found = False, {}, {}
+        for name, part in zip(_NAMES, _PARTS):
+            reading = readings[name]
+            pack = [other for other in _NAMES if readings[other].projection.product is reading.projection.product]
+            if pack[0] != name:
+                continue
+            self.interleaved |= self._order(pack, readings)
+            self.packs[part] = pack
+            found[part] = reading.projection
+            self.inner |= reading.projection.inner
+            self._cut(reading.projection.result)
+            self._take(part, reading.projection, _PARTS.index(part))
         return found
+
+    def _reading(self, name):
+        """Where query, key or value lies in the result of its projection."""
+        operand, flipped, batch = self.made.side(name)
+        matrix = getattr(self.made.forward, name).shape[-2:]
+        heads = self.made.geometry.dims(name)[1]
+        for source, path, factor in self.made.paths(operand, name != "value"):
+            found = linear(self.views, source)
+            if found is None:
+                continue
+            view = self.made.view(source, path, flipped, batch, matrix)
+            if view is None or source.dtype != operand.dtype:
+                break
+            self.inner |= set(path)
+            dims = view.dims
+            if heads != self.made.geometry.heads:       # without the repetitions
+                dims = (dims[0], tuple(atom for atom in dims[1] if atom[1]), *dims[2:])
+            return Reading(found, factor, view.offset, dims)
+        return self._refuse("query, key and value do not come straight from projections")
+
+    def _order(self, pack, readings):
+        """Checks that the parts `pack` fill their projection side by side; whether head by head."""
+        geometry = self.made.geometry
+        width = readings[pack[0]].projection.sizes[1]
+        dims = [geometry.dims(name) for name in pack]
+        total = sum(heads * depth for _, heads, _, depth in dims)
+        if len(pack) > 1 and (pack not in (list(_NAMES), ["key", "value"]) or total != width):
+            self._refuse("query, key and value share a projection that cannot be read as packed")
+        if total != width:
+            self._refuse(f"the projection of the {pack[0]} makes {width} channels, and the attention reads {total}")
+        rows = (0, 2) if self.made.layout == "BSND" else (2, 0)
+        for interleaved in (False, True) if len(pack) > 1 and len({d[1] for d in dims}) == 1 else (False,):
+            first, fits = 0, True
+            for name, (batch, heads, length, depth) in zip(pack, dims):
+                step = len(pack) * depth if interleaved else depth
+                want = [((batch * length, width),), ((heads, step),), ((depth, 1),)]
+                have = readings[name].dims
+                have = [[*have[rows[0]], *have[rows[1]]], have[1], have[3]]
+                fits &= readings[name].first == first and [merged(x) for x in have] == [merged(x) for x in want]
+                first += depth if interleaved else heads * depth
+            if fits:
+                return interleaved
+        return self._refuse("the parts of a projection lie in an order that the block op does not read")
 
     def _cut(self, node):
         """The nodes that split a packed projection vanish with it."""
@@ -222,7 +275,13 @@ class Block:
                     self._want("b_o", user)
 
     def _part_gradients(self, part, projection):
-        nodes = self._replaced_by(self.backward, _PARTS.index(part))
+        pack = self.packs[part]
+        if len(pack) > 1:
+            nodes = self._joined(pack)
+        else:
+            factor = self.factors[pack[0]] / self.made.factors.get(pack[0], 1.0)
+            nodes = [behind for node in self._replaced_by(self.backward, _PARTS.index(part))
+                     for behind in self._scaled(node, factor)]
         x = self.views.of(projection.x).key
         for node in nodes:
             gradient = self.views.of(node).key
@@ -236,6 +295,56 @@ class Block:
                     self._want("b_" + part, user)
                 else:
                     self._refuse(f"the gradient of a projection is used by {user.op}")
+
+    def _scaled(self, node, factor):
+        """The nodes behind `node`, by views, that multiply it by `factor`."""
+        if close(factor, 1):
+            return [node]
+        found = []
+        for user, _, dtype, number in self.made.following(node, identity(node)):
+            if dtype != node.dtype or not number:
+                self._refuse("the gradient of a projection is cast")
+            self.inner.add(user)
+            found += self._scaled(user, factor / number)
+        if not found:
+            self._refuse("the gradient of a projection is scaled in another way")
+        return found
+
+    def _joined(self, pack):
+        """Where the gradients of the parts of one projection are put together, in the order of its result."""
+        made = copy.copy(self.made)
+        made.factors, made.passed = self.factors, set()
+        leaves = {name: getattr(self.made.backward, name) for name in pack}
+        if None in leaves.values():
+            self._refuse("the gradient of a part of a projection is missing")
+        try:
+            parts = [made.joined(name, leaf, len(pack)) for name, leaf in leaves.items()]
+        except NotShared:
+            self._refuse("the gradients of repeated heads are not added up in one place")
+        joint, first = parts[0]
+        batch, _, length, depth = first.dims
+        rows = [*batch, *length] if self.made.layout == "BSND" else [*length, *batch]
+        middle = side_by_side([view for _, view in parts], self.interleaved)
+        atoms = [*rows, *(middle or ()), *depth]
+        if any(other is not joint for other, _ in parts) or math.prod(size for size, _ in atoms) != joint.size:
+            self._refuse("the gradients of the parts of a projection are not joined as the parts are")
+        nodes = self._settled(made, joint, identity(joint), atoms)
+        self.inner |= made.passed | {joint}
+        return nodes
+
+    def _settled(self, made, node, view, want):
+        """The nodes behind `node`, by views, whose memory is in the order `want`."""
+        if merged([atom for dim in view.dims for atom in dim]) == merged(want):
+            return [node]
+        found = []
+        for user, after, dtype, factor in made.following(node, view):
+            if dtype != node.dtype or factor != 1:
+                self._refuse("the gradient of a projection is cast or scaled")
+            made.passed.add(user)
+            found += self._settled(made, user, after, want)
+        if not found:
+            self._refuse("the gradient of a projection lies in another order")
+        return found
 
     def _source_gradient(self, name):
         """Where the gradients of all parts that read `name` are added up."""
@@ -283,11 +392,12 @@ class Block:
             return MhaSpec.parse(
                 "fuse", args, num_heads=self.made.geometry.heads, num_kv_heads=self.made.geometry.kv_heads,
                 layout="BSH" if self.made.layout == "BSND" else "SBH", transposed=tuple(self.transposed),
+                interleaved=self.interleaved,
                 recompute=self.options.get("memory") == "recompute",
                 grads=None if self.backward is None else tuple(n for n in GRADIENTS if n in self.gradients),
                 window_size=(attention.left, attention.right), dropout_p=attention.dropout_p,
-                softmax_scale=attention.scale, softcap=attention.softcap, causal_align=attention.align,
-                mask_fill=attention.mask_fill)
+                softmax_scale=self.made.forward.scores.scale * math.prod(self.factors.values()),
+                softcap=attention.softcap, causal_align=attention.align, mask_fill=attention.mask_fill)
         except (TypeError, ValueError) as error:
             raise Refusal("not_block", detail=str(error)) from error
 
@@ -335,7 +445,8 @@ class Block:
         made.emit.prefix += "c"     # names are counted, and some are gone
         made.emit.new = self._needed(emit, [operand for _, operand in made.replace]
                                      + [ref.operand for _, _, ref in made.sums])
-        made.block = spec
+        made.block, made.moved = spec, []
+        made.copies = sum(entry.get("op") in ("Transpose", "BroadcastTo") for entry in made.emit.new)
         return made
 
     def _put(self, made, emit, node, ref):

@@ -52,6 +52,10 @@ class Constants:
             return False
         return True
 
+    def forget(self) -> None:
+        """Drops what was evaluated."""
+        self._known.clear()
+
     def _evaluate(self, node):
         if node.op == "Const":
             return node.constant()

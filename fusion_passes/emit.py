@@ -25,7 +25,7 @@ class Emitter:
 
     def __init__(self, prefix: str, like: Node, handle):
         self.prefix, self.like, self.handle = prefix, like.id, handle
-        self.new = []
+        self.new, self.nodes = [], {}
         self.transposes = 0         # copies, by which layouts are compared
 
     def finish(self) -> list[dict]:
@@ -37,6 +37,7 @@ class Emitter:
 
     def ref(self, node: Node) -> Ref:
         """A node of the old graph."""
+        self.nodes[node.id] = node
         return Ref(node.id, node.shape, node.dtype)
 
     def _add(self, inputs, shape, dtype, **what):
@@ -67,9 +68,16 @@ class Emitter:
                          op="MakeTuple")
 
     def reshape(self, x: Ref, shape) -> Ref:
-        """`x` in another shape."""
+        """`x` in another shape: what it was reshaped from, if that has it, since a Reshape copies on the CPU."""
         shape = tuple(shape)
-        return x if x.shape == shape else self.op("Reshape", [x, shape], shape, x.dtype)
+        if x.shape == shape:
+            return x
+        node = self.nodes.get(x.operand) if isinstance(x.operand, int) else None
+        while node is not None and node.op == "Reshape":
+            node = node.inputs[0]
+            if node.shape == shape:
+                return self.ref(node)
+        return self.op("Reshape", [x, shape], shape, x.dtype)
 
     def cast(self, x: Ref, dtype: str) -> Ref:
         """`x` in another dtype."""

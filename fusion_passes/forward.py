@@ -119,12 +119,22 @@ class ForwardGrammar:
             self._check_path(found, at)
             return
         if not others:
+            for at in (found.softmax, *found.before):
+                self._check_side(at)
             found.output = self._recomputed(found)
         if found.output is not None:
             return
         for user in others or self._products_of_views(found.softmax):
             self._explain(user)
         raise Refusal("not_attention", detail="its result is not multiplied by values")
+
+    def _check_side(self, node):
+        """Refuses weights, or a transposed view of them, that a product of the forward pass takes on its right."""
+        for user, position in self.forward_users(node):
+            if user.op in PRODUCTS and position == 1 and user.line:     # a product of the backward pass has no line
+                raise Refusal("weights_right", where=where(user))
+            if self.views.source(user) is node:
+                self._check_side(user)
 
     def _recomputed(self, found):
         """The product with the values as the backward pass implies it, where only the backward needs the weights.

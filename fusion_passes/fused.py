@@ -58,11 +58,12 @@ def geometries(forward, masking) -> list[Geometry]:
         for atom, _ in reversed(term.view.dims[0]):
             size *= atom
             counts.add(size)
-    counts = counts - {1, total} or {1, total}      # all heads or none only where there is no other way
+    for base, depth in ((view.base, view.shape[-1]) for view in views):     # a projection, maybe of all three
+        counts |= {base.shape[-1] // (depth * parts) for parts in (1, 3) if base.shape[-1] % (depth * parts) == 0}
+    # all heads or none only where there is no other way
+    counts = {n for n in counts - {0, 1, total} if total % n == 0} or {1, total}
     found = []
     for heads in sorted(counts):
-        if total % heads:
-            continue
         split = [v.regrouped((total // heads, heads) + v.shape[-2:]) for v in views]
         if any(v is None for v in split):
             continue
@@ -99,6 +100,7 @@ class Fused:
         self.emit = Emitter(prefix, like, options["handle"])
         self.replace, self.order = [], []
         self.copies = 0     # transposes around the op, old and new, by which layouts are compared
+        self.moved = []     # names of the inputs that some of them are for
         self.follow = options["level"] != "core"    # replace what lies behind transposes
         self.replaced, self.passed = set(), set()
 
@@ -188,7 +190,7 @@ class Fused:
                 return
             at, path = source, (at, *path)
 
-    def _view(self, source, path, flipped, batch, matrix):
+    def view(self, source, path, flipped, batch, matrix):
         """What the end of `path` is of `source`, as (batch, heads, length, head_dim)."""
         view = identity(source)
         for node in path:
@@ -206,7 +208,7 @@ class Fused:
         best = None
         shared = self.geometry.dims(name)[1] != self.geometry.heads
         for source, path, factor in self.paths(operand, name != "value"):
-            view = self._view(source, path, flipped, batch, matrix)
+            view = self.view(source, path, flipped, batch, matrix)
             if view is None or view.offset:
                 continue
             dims = view.dims
@@ -224,7 +226,7 @@ class Fused:
         if best is None:
             raise Refusal("shape", detail=f"the {name} cannot be laid out")
         cost, source, atoms, factor = best
-        self.copies += cost
+        self._count(cost, name)
         self.factors[name] = factor
         ref = self.emit.cast(self.emit.ref(source), operand.dtype)
         return self.emit.arrange(ref, self._atoms(source), atoms, self._shape(name))
@@ -235,12 +237,12 @@ class Fused:
         for name in ("query", "key", "value"):
             operand, flipped, batch = self.side(name)
             for source, path, factor in self.paths(operand, name != "value"):
-                view = self._view(source, path, flipped, batch, getattr(self.forward, name).shape[-2:])
+                view = self.view(source, path, flipped, batch, getattr(self.forward, name).shape[-2:])
                 if view is not None:
                     found.setdefault(source, {})[name] = view, factor, operand.dtype
         best = None
         for source, parts in found.items():
-            atoms = len(parts) == 3 and self._packed_atoms([view for view, _, _ in parts.values()])
+            atoms = len(parts) == 3 and self._packed_atoms([parts[name][0] for name in ("query", "key", "value")])
             if not atoms:
                 continue
             trial = Emitter("", source, None)
@@ -252,20 +254,18 @@ class Fused:
         if best is None:
             raise Refusal("shape", detail="query, key and value are not parts of one tensor")
         cost, source, atoms, parts = best
-        self.copies += cost
+        self._count(cost, *parts)
         self.factors.update({name: factor for name, (_, factor, _) in parts.items()})
         ref = self.emit.cast(self.emit.ref(source), parts["query"][2])
         return self.emit.arrange(ref, self._atoms(source), atoms, self._shape("packed"))
 
-    @staticmethod
-    def _packed_atoms(views):
-        """Atoms of (batch, length, 3, heads, head_dim) if the views of query, key and value lie side by side."""
-        q, k, v = views
-        step = k.offset
-        if q.offset or not step or v.offset != 2 * step or not q.dims == k.dims == v.dims:
-            return None
-        batch, heads, length, head_dim = q.dims
-        return [*batch, *length, (3, step), *heads, *head_dim]
+    def _packed_atoms(self, views):
+        """Atoms of (batch, length, parts and heads, head_dim) if query, key and value lie side by side."""
+        if self.geometry.kv_heads != self.geometry.heads:       # without the repetitions
+            views = [replace(x, dims=(x.dims[0], tuple(a for a in x.dims[1] if a[1]), *x.dims[2:])) for x in views]
+        middle = side_by_side(views)
+        batch, _, length, head_dim = views[0].dims
+        return middle and [*batch, *length, *middle, *head_dim]
 
     def _grad(self):
         """The gradient of the output, from the node where it is nearest to the layout."""
@@ -287,9 +287,13 @@ class Fused:
         if best is None:
             raise Refusal("shape", detail="the gradient of the output is part of a larger tensor")
         cost, source, atoms = best
-        self.copies += cost
+        self._count(cost, "the gradient")
         ref = self.emit.cast(self.emit.ref(source), view.base.dtype)
         return self.emit.arrange(ref, self._atoms(source), atoms, self._shape("out"))
+
+    def _count(self, copies, *names):
+        self.copies += copies
+        self.moved += names if copies else ()
 
     def _behind_cast(self, cast, view):
         """`view` of a cast as views of what is cast."""
@@ -321,7 +325,9 @@ class Fused:
     def _shape(self, name):
         if name == "packed":
             batch, heads, length, head_dim = self.geometry.dims("query")
-            return batch, length, 3, heads, head_dim
+            kv_heads = self.geometry.kv_heads
+            return (batch, length, 3, heads, head_dim) if kv_heads == heads else \
+                (batch, length, heads + 2 * kv_heads, head_dim)
         dims = [self.geometry.dims(name)[axis] for axis in LAYOUTS[self.layout]]
         return tuple(dims[:2]) + (dims[2] * dims[3],) if self.layout == "SBH" else tuple(dims)
 
@@ -447,7 +453,7 @@ class Fused:
     def _users(self, node):
         return self.grammar.forward_users(node)
 
-    def _following(self, node, view):
+    def following(self, node, view):
         """What uses `node` by views, casts and constant factors: (user, its view, dtype, factor), or ``None``."""
         found = []
         for user, position in self._users(node):
@@ -466,7 +472,7 @@ class Fused:
         """Replaces `node` by `tensor` / `factor` if it lies in memory as that does; else what follows, if it may."""
         order = [atom for dim in view.dims for atom in dim]
         settled = merged(order) == merged(want) and close(factor, 1)
-        following = [] if settled or not self.follow else self._following(node, view)
+        following = [] if settled or not self.follow else self.following(node, view)
         if following:
             for user, after, dtype, number in following:
                 self.passed.add(user)
@@ -489,7 +495,7 @@ class Fused:
         """Replaces the node that joins the three gradients."""
         if None in leaves.values():
             raise Refusal("shape", detail="a gradient of packed query, key and value is missing")
-        parts = [self._joined(name, leaf) for name, leaf in leaves.items()]
+        parts = [self.joined(name, leaf) for name, leaf in leaves.items()]
         joints = {joint for joint, _ in parts}
         atoms = self._packed_atoms([view for _, view in parts]) if len(joints) == 1 else None
         if atoms is None:
@@ -500,17 +506,25 @@ class Fused:
             raise Refusal("shape", detail="the packed tensor holds more than query, key and value")
         self._follow(joint, identity(joint), atoms, tensor)
 
-    def _joined(self, name, leaf):
-        """(the node that joins the gradient of `name` with others, that gradient as a view of it)."""
+    def joined(self, name, leaf, parts=3):
+        """(the node that joins the gradient of `name` with those of all `parts`, that gradient as a view of it)."""
         view = identity(leaf.node)
         canonical = view.swapped() if leaf.flipped else view
-        canonical = canonical.regrouped((self.geometry.batch, self.geometry.heads) + canonical.shape[-2:])
+        matrix, heads = canonical.shape[-2:], self.geometry.dims(name)[1]
+        group = self.geometry.heads // heads
+        canonical = canonical.regrouped((self.geometry.batch, heads, group) + matrix)
         node, factor = leaf.node, self.factors[name]
+        if group > 1:       # the gradients of repeated heads are added up first
+            sums = self._sums(node, view, canonical.dims[2])
+            if len(sums) != 1:
+                raise NotShared
+            (node, view), = sums
+        canonical = replace(canonical, dims=canonical.dims[:2] + canonical.dims[3:])
         while True:
-            joint, part = self._joint(node)
+            joint, part = self._joint(node, parts)
             if joint is not None and close(factor, 1):
                 break
-            following = self._following(node, view)
+            following = self.following(node, view)
             if len(following) != 1:
                 raise Refusal("shape", detail=f"the gradient of the packed {name} has other users")
             node, view, _, number = following[0]
@@ -522,8 +536,8 @@ class Fused:
             raise Refusal("shape", detail=f"the gradient of the packed {name} is joined in another order")
         return joint, replace(part, dims=dims)
 
-    def _joint(self, node):
-        """(Concat, Stack or sum of parts that takes `node`, the part of it that `node` is), or (None, None)."""
+    def _joint(self, node, parts):
+        """(Concat, Stack or sum of `parts` that takes `node`, the part of it that `node` is), or (None, None)."""
         users = self._users(node)
         if len(users) != 1:
             return None, None
@@ -539,7 +553,7 @@ class Fused:
             return None, None
         joint = self._users(user)[0][0]
         self.passed.add(user)
-        if joint.op == "AddN" and part is not None and len(user.inputs) == 3:
+        if joint.op == "AddN" and part is not None and len(user.inputs) == parts:
             return joint, replace(part, base=joint)
         if joint.op in ("Concat", "Stack", "StackExt") and part is None:
             return joint, self._slot(joint, user, position)
@@ -572,6 +586,24 @@ class Fused:
             grad = self.emit.cast(self.emit.reshape(grad, leaf.node.shape), leaf.node.dtype)
             self.replace.append([leaf.node.id, grad.operand])
             self.replaced.add(leaf.node)
+
+
+def side_by_side(views, interleaved=False) -> list | None:
+    """What lies between the rows and the channels of some views (batch, heads, length, head_dim) that together fill a
+    tensor: atoms of (part, head), or of (head, part), or of all heads where parts have different numbers of them."""
+    first, step, parts = views[0], views[1].offset, len(views)
+    if first.offset or not step:
+        return None
+    if all(view.dims == first.dims and view.offset == at * step for at, view in enumerate(views)):
+        return [*first.dims[1], (parts, step)] if interleaved else [(parts, step), *first.dims[1]]
+    total, step = 0, step // first.shape[1]
+    for view in views:
+        heads = view.shape[1]
+        if (view.offset, merged(view.dims[1])) != (total * step, merged(((heads, step),))) \
+                or view.dims[:1] + view.dims[2:] != first.dims[:1] + first.dims[2:]:
+            return None
+        total += heads
+    return [(total, step)]
 
 
 def translate(view, pairs):

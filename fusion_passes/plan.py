@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from dataclasses import asdict, dataclass
 
 from . import fused as build
-from .backward import SHAPE_ONLY, BackwardProof
+from .backward import SHAPE_ONLY, Backward, BackwardProof
 from .block import Block, Sums
 from .dropout import seed
-from .forward import ForwardGrammar, used
+from .forward import Forward, ForwardGrammar, used
 from .ir import FLOATS, VIEWS_WITH_STATE, Graph, orders
 from .level import takes_projections
-from .masks import settle
+from .masks import Masking, settle
 from .reasons import Refusal
 
 _log = logging.getLogger("ms_flash.fusion")
@@ -55,9 +56,35 @@ def plan_graph(described: dict, options: dict) -> tuple[dict, list[dict]]:
     """
     planner = Planner(Graph(described), options)
     for softmax in planner.grammar.softmax_nodes():
+        planner.match(softmax)
+    for softmax in planner.matches:
         planner.take(softmax)
     planner.sums.settle(planner.plan, planner.options.get("handle"))
+    planner.forget()
     return planner.plan, [asdict(site) for site in planner.sites]
+
+
+@dataclass(eq=False)
+class Match:
+    """An attention, before it is decided what is put in its place."""
+
+    forward: Forward
+    backward: Backward | None
+    masking: Masking
+
+    @functools.cached_property
+    def gone(self) -> set:
+        """What is no longer needed once this is fused."""
+        found = self.forward.inner - {None}
+        return found if self.backward is None else found | self.backward.inner | set(self.backward.leaves)
+
+
+def _refusal(softmax, error):
+    """`error` as a Refusal."""
+    if isinstance(error, Refusal):
+        return error
+    _log.error("matching %s failed", softmax, exc_info=error)
+    return Refusal("error", detail=f"{type(error).__name__}: {error}")
 
 
 class Planner:
@@ -71,29 +98,44 @@ class Planner:
         self.plan = {"new": [], "replace": [], "order": []}
         self.sites = []
         self.sums = Sums(self.grammar.views)
+        self.matches = {}       # softmax: Match, or the Refusal
+
+    def match(self, softmax):
+        """Notes what is around `softmax`, or why that is no attention."""
+        try:
+            forward = self.grammar.match(softmax)
+            self._check(forward)
+            masking = settle(forward.scores, forward.zeroed)
+            self.matches[softmax] = Match(forward, BackwardProof(self.grammar, forward).run(), masking)
+        except Exception as error:      # one site that the matcher stumbles over leaves the others alone
+            self.matches[softmax] = _refusal(softmax, error)
+
+    def forget(self):
+        """Lets go of masks as large as the scores, which the cycles among nodes would keep until Python collects them.
+        """
+        self.grammar.constants.forget()
+        for match in self.matches.values():
+            for term in match.forward.scores.terms if isinstance(match, Match) else ():
+                term.const = None
 
     def take(self, softmax):
         """Adds the site of `softmax`, and what fuses it to the plan."""
         site = Site(softmax.id, softmax.scope, softmax.line)
         self.sites.append(site)
+        match = self.matches[softmax]
         try:
-            self._fuse(softmax, site)
-        except Refusal as refusal:
-            site.code, site.reason, site.hint = refusal.code, refusal.text, refusal.hint
-        except Exception as error:      # one site that the matcher stumbles over leaves the others alone
-            _log.exception("matching %s failed", softmax)
-            refusal = Refusal("error", detail=f"{type(error).__name__}: {error}")
+            if isinstance(match, Refusal):
+                raise match
+            self._fuse(softmax, match, site)
+        except Exception as error:
+            refusal = self.matches[softmax] = _refusal(softmax, error)
             site.code, site.reason, site.hint = refusal.code, refusal.text, refusal.hint
 
-    def _fuse(self, softmax, site):
-        forward = self.grammar.match(softmax)
-        self._check(forward)
-        masking = settle(forward.scores, forward.zeroed)
-        backward = BackwardProof(self.grammar, forward).run()
-        made = self._best(forward, backward, masking, softmax)
-        best, narrow = self._widened(made)
+    def _fuse(self, softmax, match, site):
+        forward, backward, masking = match.forward, match.backward, match.masking
+        best, narrow = self._widened(self._built(forward, backward, masking, softmax))
         if forward.dropout is not None:
-            self.options["seeds"].setdefault(self.graph.copies[forward.dropout], made.seed)
+            self.options["seeds"].setdefault(self.graph.copies[forward.dropout], best.seed)
         self.plan["new"] += best.emit.finish()
         self.plan["replace"] += best.replace
         self.plan["order"] += best.order
@@ -105,25 +147,30 @@ class Planner:
         site.shape = f"B{spec.batch} N{heads} S{spec.q_len}" + (f"x{spec.k_len}" if spec.k_len != spec.q_len else "") \
             + f" D{spec.head_dim}" + (f"/{spec.v_head_dim}" if spec.v_head_dim != spec.head_dim else "")
         site.dtype, site.scale, site.mask = spec.dtype, spec.scale, masking.kind
-        site.note = "; ".join(filter(None, (masking.note, narrow)))
+        moved = f"moved in memory for the kernel: {', '.join(best.moved)}" if best.follow and best.moved else ""
+        site.note = "; ".join(filter(None, (masking.note, moved, narrow)))
         site.softcap, site.dropout = spec.softcap, round(spec.dropout_p, 6)
         site.transposes = best.copies
 
-    def _widened(self, made):
-        """`made`, at level block where that is wanted and possible, checked as a whole; and why it is not, if so."""
+    def _widened(self, built):
+        """The best of `built`, at level block where that is wanted and possible, checked as a whole; and why not."""
         narrow = ""
-        if takes_projections(self.options):
+        for made in built if takes_projections(self.options) else ():
             try:
                 wide = Block(self.grammar, made, self.options).build()
-                Removal(self.grammar, wide).run()
+                self._remove(wide)
                 return wide, ""
             except Refusal as refusal:
-                narrow = refusal.text
+                narrow = narrow or refusal.text
             except Exception as error:      # level layout is proven already
                 _log.exception("level block failed")
                 narrow = f"not at level block: {type(error).__name__}: {error}"
-        Removal(self.grammar, made).run()
-        return made, narrow
+        self._remove(built[0])
+        return built[0], narrow
+
+    def _remove(self, made):
+        others = [m for m in self.matches.values() if isinstance(m, Match) and m.forward is not made.forward]
+        Removal(self.grammar, made, set().union(*(m.gone for m in others))).run()
 
     def _check(self, forward):
         operands = forward.scores.product.operands + forward.output.operands[1:]
@@ -138,9 +185,9 @@ class Planner:
         if k[-2] != v[-2]:
             raise Refusal("shape", detail=f"{k[-2]} keys, but {v[-2]} values")
 
-    def _best(self, forward, backward, masking, softmax):
-        """The geometry and layout that need the fewest copies."""
-        best, refusal = None, None
+    def _built(self, forward, backward, masking, softmax):
+        """The site in the geometries and layouts that can be, that with the fewest copies first."""
+        found, refusal = [], None
         layouts = ["BNSD"] if self.options["level"] == "core" else ["BSND", "packed", "BNSD", "SBH"]
         geometries = build.geometries(forward, masking)
         fewest = min((g.kv_heads for g in geometries), default=0)
@@ -152,21 +199,25 @@ class Planner:
                 except (Refusal, build.NotShared) as why:
                     refusal = refusal or (why if isinstance(why, Refusal) else None)
                     continue
-                cost = made.copies, geometry.kv_heads / geometry.heads, geometry.heads == 1, len(made.emit.new)
-                if best is None or cost < best[0]:
-                    best = cost, made
-                if not made.copies and geometry.kv_heads == fewest:
-                    return made
-        if best is None:
+                cost = made.copies, geometry.kv_heads / geometry.heads, len(made.emit.new), geometry.heads == 1
+                found.append((cost, made))
+                if not made.copies and geometry.kv_heads == fewest and geometry.heads > 1:
+                    return self._in_order(found)
+        if not found:
             raise refusal or Refusal("shape", detail="its batch does not divide into batch and heads")
-        return best[1]
+        return self._in_order(found)
+
+    @staticmethod
+    def _in_order(found):
+        return [made for _, made in sorted(found, key=lambda pair: pair[0])]
 
 
 class Removal:
     """Checks that what a fused site replaces vanishes as a whole, and mends the order of side effects."""
 
-    def __init__(self, grammar, made):
-        self.graph, self.views, self.made = grammar.graph, grammar.views, made
+    def __init__(self, grammar, made, others):
+        """`others`: what goes with other sites. One gradient of the output, say, serves two whose outputs are added."""
+        self.graph, self.views, self.made, self.others = grammar.graph, grammar.views, made, others
         forward, backward = made.forward, made.backward
         self.inner = set(forward.inner) | made.passed
         if backward is not None:
@@ -176,7 +227,8 @@ class Removal:
     def run(self):
         """Raises Refusal if anything inside is needed outside."""
         kept = [(node, user) for node in sorted(self.inner, key=self.graph.order.get) if node not in self.made.replaced
-                for user, position in node.users if not self._dies(user, position)]
+                for user, position in node.users if not self._dies(user, position)
+                and not (node in self.others and self._goes_with_others(user, position))]
         if kept:    # the first in the forward pass says most
             node, user = min(kept, key=lambda pair: (not pair[1].line, self.graph.order[pair[1]]))
             while user.op in ("MakeTuple", "Depend") and user.users:
@@ -198,6 +250,12 @@ class Removal:
             self._dead[node] = may and bool(node.users) and all(self._dies(u, p) for u, p in node.users)
         return self._dead[node]
 
+    def _goes_with_others(self, node, position):
+        if node in self.others or self._dies(node, position):
+            return True
+        return self.views.source(node) is not None and bool(node.users) \
+            and all(self._goes_with_others(user, at) for user, at in node.users)
+
     def _sources(self):
         """Nodes of the old graph that the new ones take."""
         ids = {x for new in self.made.emit.new for x in new["inputs"] if isinstance(x, int)}
@@ -205,11 +263,11 @@ class Removal:
 
     def _check_cycle(self):
         made = self.made
-        gradient = made.backward.grad.base if made.backward is not None else None
-        leaves = {n for n in made.replaced if made.backward is not None and gradient is not None}
+        gradients = self._gradients()
+        leaves = set(made.replaced) if gradients else set()
         outputs = self._forward_replaced()
         for source in self._sources():
-            targets = leaves - outputs if source is gradient else set(made.replaced)
+            targets = leaves - outputs if source in gradients else set(made.replaced)
             if targets and self.graph.depends_on(source, targets):
                 raise Refusal("cycle")
 
@@ -251,8 +309,12 @@ class Removal:
                 made.order.append([node.id, self._origin(node).id])
 
     def _forward_needs(self, waiting):
-        grad = self.made.backward.grad.base if self.made.backward is not None else None
-        return any(self.graph.depends_on(s, waiting) for s in self._sources() if s is not grad)
+        gradients = self._gradients()
+        return any(self.graph.depends_on(s, waiting) for s in self._sources() if s not in gradients)
+
+    def _gradients(self):
+        """The gradient of the output, and what that is a view of."""
+        return set() if self.made.backward is None else set(self.views.chain(self.made.backward.grad.base))
 
     def _origin(self, node):
         """What a view that vanishes was a view of."""

@@ -25,6 +25,9 @@ REASONS = {
     "probs_modified": (
         "the attention weights go through {op} before the product with the values",
         "only dropout may stand between softmax and product; a mask belongs before the softmax"),
+    "weights_right": (
+        "the attention weights are the right operand of their product with the values{where}",
+        "write weights @ v; v @ weights adds up over the queries, along which the weights are not normalised"),
     "rows_not_kept": (
         "a reshape or transpose mixes the rows or keys of the scores: {detail}",
         "keep the last axis of the scores the keys, and the queries before it"),
@@ -34,6 +37,9 @@ REASONS = {
     "mask_shape": (
         "the shape {shape} of a mask or bias does not broadcast to the scores {scores}",
         "use a mask of (batch, heads or 1, queries or 1, keys or 1)"),
+    "bias_repeats": (
+        "a mask or bias of shape {shape} repeats the scores {scores} along an axis that query and key do not have",
+        "give the query that axis before the product, by broadcast_to"),
     "fill_not_constant": (
         "the value put in the place of masked scores is not one constant number",
         "use a Python number such as float('-inf') or -1e9"),

@@ -55,6 +55,11 @@ class Scores:
     biases: list[Term] = field(default_factory=list)
     masks: list[Term] = field(default_factory=list)
 
+    @property
+    def terms(self) -> list[Term]:
+        """Biases and masks."""
+        return self.biases + self.masks
+
 
 class ScoreGrammar:
     """Reads scores in one graph."""
@@ -89,9 +94,10 @@ class ScoreGrammar:
         if found is not None:
             self._check_product(found)
             return [], found
-        step = self._step(node)
-        steps, found = self._climb(step.before)
-        return steps + [step], found
+        made = self._step(node)
+        made = made if isinstance(made, list) else [made]
+        steps, found = self._climb(made[0].before)
+        return steps + made, found
 
     def _check_product(self, found):
         for view, name in ((found.left, "left"), (found.right, "right")):
@@ -138,6 +144,8 @@ class ScoreGrammar:
         if op in _ADD + _SUBTRACT:
             return self._add(node)
         if op in _FILL:
+            if node.shape != node.inputs[0].shape and self._leads_to_product(node.inputs[0]):
+                raise Refusal("bias_repeats", shape=node.inputs[1].shape, scores=node.inputs[0].shape)
             return Step("fill", node, node.inputs[0], self._fill(node.inputs[2]), node.inputs[1])
         if op in _SELECT:
             return self._select(node)
@@ -189,23 +197,47 @@ class ScoreGrammar:
 
     def _add(self, node):
         a, b = node.inputs[:2]
-        alpha = 1.0
+        factor = -1.0 if node.op in _SUBTRACT else 1.0
         if node.op in ("AddExt", "SubExt") and len(node.inputs) > 2:
-            alpha = self._number(node, node.inputs[2])
-        sign = -1.0 if node.op in _SUBTRACT else 1.0
+            factor *= self._number(node, node.inputs[2])
+        if a.static and b.static and a.shape == b.shape and self.views.of(a).key == self.views.of(b).key:
+            return self._twice(node, a, 1.0 + factor)
         refusals = []
-        for score, other, factor, of_score in ((a, b, sign * alpha, 1.0), (b, a, 1.0, sign * alpha)):
-            if not score.static or score.shape != node.shape or of_score != 1.0:
+        for score, other, of_score, of_other in ((a, b, 1.0, factor), (b, a, factor, 1.0)):
+            if not score.static or not of_score:
                 continue
             try:
-                self._climb(score)
+                _, found = self._climb(score)
             except Refusal as refusal:
                 refusals.append(refusal)
                 continue
+            if score.shape != node.shape:
+                refusals.append(Refusal("bias_repeats", shape=other.shape, scores=score.shape))
+                continue
             self._check_bias(other)
-            return Step("bias", node, score, factor, other)
+            self._check_other_scores(node, found, other)
+            steps = [Step("bias", node, score, of_other, other)]
+            return steps if of_score == 1.0 else [Step("scale", node, score, of_score), *steps]
         refusals = refusals or [Refusal("not_attention", detail=f"its input comes from {node.op}")]
         raise next((r for r in refusals if r.code != "not_attention"), refusals[0])
+
+    def _twice(self, node, score, factor):
+        """Scores added to themselves, or taken from themselves."""
+        self._climb(score)
+        if not factor:
+            raise Refusal("scores_modified", op=f"{node.op} with the same scores, which leaves nothing")
+        return Step("scale", node, score, factor)
+
+    def _check_other_scores(self, node, found, other):
+        """A bias made of the very product that it is added to would be the scores once more, kept whole in memory."""
+        if not other.static:
+            return
+        try:
+            _, again = self._climb(other)
+        except Refusal:
+            return
+        if again.node is found.node:
+            raise Refusal("scores_modified", op=f"{node.op} with scores of the same product")
 
     def _check_bias(self, node):
         """A second product, shifted to relative positions, is not a bias worth keeping whole in memory."""
@@ -245,7 +277,7 @@ class ScoreGrammar:
             if not score.static or not self._leads_to_product(score):
                 continue
             if score.shape != node.shape:
-                raise Refusal("rows_not_kept", detail=f"{node.op} makes {node.shape} of {score.shape}")
+                raise Refusal("bias_repeats", shape=condition.shape, scores=score.shape)
             return Step("fill", node, score, self._fill(fill), condition, keep)
         raise Refusal("not_attention", detail=f"its input comes from {node.op}")
 

@@ -87,6 +87,21 @@ def compare(times: dict, memory: dict, name: str) -> dict:
     return {**columns, "note": "; ".join(notes)}
 
 
+def judge(rows: list):
+    """Lines about what fusion promises: every level faster than the model as written and lower in memory, and level
+    block with recomputation lower than level layout."""
+    checks = [(f"{row['net']}, {row['threads']} threads, level {row['level']}: {column} {row[column]}, more than 1",
+               row[column] > 1) for row in rows for column in ("ratio", "memory_ratio") if row[column] is not None]
+    mib = {(row["net"], row["level"]): row["mib"] for row in rows if row["mib"] is not None}
+    for (net, level), layout in mib.items():
+        if level == "layout" and (net, "block-recompute") in mib:
+            again = mib[net, "block-recompute"]
+            checks.append((f"{net}, level block with recomputation: {again} MiB, less than {layout} at level layout",
+                           again < layout))
+    yield from (f"missed: {text}" for text, holds in checks if not holds)
+    yield f"promises kept: {sum(holds for _, holds in checks)} / {len(checks)}"
+
+
 def _step_of(name, net):
     """A step of this variant that returns the loss, and the report of its fusion in a list."""
     import ms_flash

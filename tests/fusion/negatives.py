@@ -391,3 +391,48 @@ class SquaredScores(Attention):
     def scores(self, x, pad):
         scores = super().scores(x, pad)
         return scores * scores
+
+
+@negative("scores_modified")
+class ScoresOfOneProduct(Attention):
+    """Scores and what a nonlinearity makes of them, added up."""
+
+    def scores(self, x, pad):
+        scores = super().scores(x, pad)
+        return scores + scores.masked_fill(pad.reshape(BATCH, 1, 1, LENGTH), -2.0)
+
+
+@negative("bias_repeats")
+class BiasBringsHeads(Attention):
+    """One query and key head; the heads come with a learned bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = Parameter(Tensor(np.random.default_rng(8).normal(size=(1, HEADS, LENGTH, LENGTH)), ms.float32))
+
+    def scores(self, x, pad):
+        return ops.matmul(self.q(x), self.k(x).swapaxes(-1, -2)).expand_dims(1) * 0.2 + self.bias
+
+
+@negative("bias_repeats")
+class MaskBringsHeads(Attention):
+    """The same with a mask of every head."""
+
+    def __init__(self):
+        super().__init__()
+        mask = np.random.default_rng(9).random((1, HEADS, LENGTH, LENGTH)) < 0.3
+        mask[..., 0] = False
+        self.mask = Tensor(mask)
+
+    def scores(self, x, pad):
+        scores = ops.matmul(self.q(x), self.k(x).swapaxes(-1, -2)).expand_dims(1)
+        return ops.where(self.mask, Tensor(-1e9, ms.float32), scores)
+
+
+@negative("weights_right")
+class ValuesOnTheLeft(Attention):
+    """v @ softmax: the sum runs over the queries."""
+
+    def output(self, weights, x, pad):
+        out = ops.matmul(self.split(self.v(x)).swapaxes(-1, -2), weights)
+        return self.o(self.merge(out.swapaxes(-1, -2)))

@@ -833,3 +833,73 @@ class TwoLayers(nn.Cell):
     def construct(self, x, context, pad):
         hidden = self.norm(x + self.first(x, context, pad))
         return hidden + self.second(hidden, hidden, pad)
+
+
+@spelling("bias")
+class BiasLessScores(Projections):
+    """Scores as distances, taken from a bias."""
+
+    def construct(self, x, context, pad):
+        scores = ops.matmul(self.split(self.q(x)), self.split(self.k(x)).swapaxes(-1, -2)) * 0.3
+        bias = pad.astype(scores.dtype).reshape(BATCH, 1, 1, LENGTH) * -4.0
+        return self.o(self.merge(ops.matmul(ops.softmax(bias - scores, axis=-1), self.split(self.v(x)))))
+
+
+@spelling()
+class DoubledScores(Projections):
+    """Scores added to themselves."""
+
+    def construct(self, x, context, pad):
+        scores = ops.matmul(self.split(self.q(x)), self.split(self.k(x)).swapaxes(-1, -2)) * 0.2
+        return self.o(self.merge(ops.matmul(ops.softmax(scores + scores, axis=-1), self.split(self.v(x)))))
+
+
+@spelling(sites=2)
+class SumOfTwo(Projections):
+    """Two kinds of queries to the same keys and values, their outputs added: both share the gradient of the weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Dense(HIDDEN, HIDDEN)
+
+    def construct(self, x, context, pad):
+        k, v = self.split(self.k(x)), self.split(self.v(x))
+        first = ops.softmax(ops.matmul(self.split(self.q(x)), k.swapaxes(-1, -2)) * 0.3, axis=-1)
+        second = ops.softmax(ops.matmul(self.split(self.other(x)), k.swapaxes(-1, -2)) * 0.3, axis=-1)
+        return self.o(self.merge(ops.matmul(first, v) + ops.matmul(second, v)))
+
+
+@spelling("causal")
+class BigCode(nn.Cell):
+    """One packed projection of all query heads and one head of keys and values, broadcast inside the product."""
+
+    def __init__(self):
+        super().__init__()
+        self.c_attn, self.c_proj = nn.Dense(HIDDEN, HIDDEN + 2 * DIM), nn.Dense(HIDDEN, HIDDEN)
+        self.mask = Tensor(np.tril(np.ones((1, 1, LENGTH, LENGTH), bool)))
+
+    def construct(self, x, context, pad):
+        batch, length, _ = x.shape
+        q, k, v = ops.split(self.c_attn(x), (HIDDEN, DIM, DIM), axis=-1)
+        q = q.reshape(batch, length, HEADS, DIM).transpose(0, 2, 1, 3)
+        scores = ops.matmul(q, k.expand_dims(1).swapaxes(-1, -2)) / math.sqrt(DIM)
+        scores = ops.where(self.mask, scores, Tensor(-6e4, scores.dtype))
+        out = ops.matmul(ops.softmax(scores, axis=-1), v.expand_dims(1))
+        return self.c_proj(out.transpose(0, 2, 1, 3).reshape(batch, length, HIDDEN))
+
+
+@spelling()
+class PackedGroups(nn.Cell):
+    """One packed projection of six query heads and two heads of keys and values each, repeated."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.proj = nn.Dense(HIDDEN, 10 * DIM), nn.Dense(6 * DIM, HIDDEN)
+
+    def construct(self, x, context, pad):
+        batch, length, _ = x.shape
+        heads = self.qkv(x).reshape(batch, length, 10, DIM).transpose(0, 2, 1, 3)
+        q, k, v = ops.split(heads, (6, 2, 2), axis=1)
+        k, v = ops.repeat_interleave(k, 3, axis=1), ops.repeat_interleave(v, 3, axis=1)
+        out = ops.matmul(ops.softmax(ops.matmul(q, k.swapaxes(-1, -2)) * DIM ** -0.5, axis=-1), v)
+        return self.proj(out.transpose(0, 2, 1, 3).reshape(batch, length, 6 * DIM))

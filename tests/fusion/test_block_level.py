@@ -91,11 +91,13 @@ class Decoder(nn.Cell):
 
 # cell: levels of its sites
 BLOCKS = {KNOWN[name]: ["block"] for name in (
-    "Bert", "Gpt2", "Vit", "PanGu", "Whisper", "MultiQuery", "T5", "LearnedBias", "WideValue")}
+    "Bert", "Gpt2", "Vit", "PanGu", "Whisper", "MultiQuery", "T5", "LearnedBias", "WideValue", "Pvt", "Glm", "Detr",
+    "BigCode", "PackedGroups")}
 BLOCKS.update({KNOWN["TwoLayers"]: ["block"] * 2, FrozenKey: ["block"], NoOutputProjection: ["block"],
                Decoder: ["block"] * 2})
 # cell: what the note says of a site that stays at level layout
-NARROW = {SharedProjection: "transpose", ProjectionUsedTwice: "used by", OutputUsedTwice: "output projection",
+NARROW = {SharedProjection: "share a projection", KNOWN["TntPackedQk"]: "transpose",
+          ProjectionUsedTwice: "used by", OutputUsedTwice: "output projection",
           ActivatedQuery: "straight from projections", KNOWN["Llama"]: "transpose"}
 CELLS = [*BLOCKS, *NARROW]
 

@@ -37,6 +37,18 @@ def test_rows():
     assert row["note"] == "time of block: died" and fusion.FusionPlan.failed(row)
 
 
+def test_what_is_promised_and_missed_is_said():
+    row = dict.fromkeys(fusion.COLUMNS)
+    row.update(net="tiny", threads=2)
+    rows = [{**row, "level": "layout", "ratio": 1.5, "memory_ratio": 2.0, "mib": 20.0},
+            {**row, "level": "block-recompute", "ratio": 0.9, "memory_ratio": 2.5, "mib": 20.5},
+            {**row, "level": "block", "note": "died"}]
+    assert list(fusion.judge(rows)) == [
+        "missed: tiny, 2 threads, level block-recompute: ratio 0.9, more than 1",
+        "missed: tiny, level block with recomputation: 20.5 MiB, less than 20.0 at level layout",
+        "promises kept: 3 / 5"]
+
+
 def test_progress_counts_every_process(monkeypatch):
     shown = []
 

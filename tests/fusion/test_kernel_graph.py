@@ -9,38 +9,51 @@ import sys
 from pathlib import Path
 
 import pytest
+from routes import ROUTES
+from spellings import SPELLINGS
 
 SCRIPT = """
 import routes, spellings, ms_flash.fusion_passes
-cls = getattr(spellings, {name!r})
-routes.jit_gradient(routes.build([cls]), routes.inputs(), {fused}, **{options})
+classes = [cls for name, cls, _ in spellings.SPELLINGS if name in {names!r}]
+result = routes.{route}(routes.build(classes), routes.inputs(), {fused}, **{options})
+print("SITES", sum(site["fused"] for sites in result.sites.values() for site in sites))
 """
+SITES = {name: want["sites"] for name, _, want in SPELLINGS}
 
 
-def kernels(name, folder, fused, **options):
-    """The names of the operations in the graph of kernels of one spelling, forward and backward."""
+def kernels(names, folder, fused, route="jit_gradient", **options):
+    """The names of the operations in the graphs of kernels of these spellings, and how many sites were fused."""
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(here.parents[1]), os.environ.get("PYTHONPATH", "")])
-    script = SCRIPT.format(name=name, fused=fused, options=options)
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=folder,
-                   env={**os.environ, "MS_DEV_SAVE_GRAPHS": "2", "MS_DEV_SAVE_GRAPHS_PATH": str(folder),
-                        "PYTHONPATH": path})
+    script = SCRIPT.format(names=names, fused=fused, route=route, options=options)
+    done = subprocess.run([sys.executable, "-c", script], check=True, cwd=folder, capture_output=True, text=True,
+                          env={**os.environ, "MS_DEV_SAVE_GRAPHS": "2", "MS_DEV_SAVE_GRAPHS_PATH": str(folder),
+                               "PYTHONPATH": path})
     found = []
     for file in folder.rglob("graph_build_*.ir"):
         found += re.findall(r"^ +%\d+\([^)]*\) = (?:PrimFunc_)?(\w+)\(", file.read_text(), re.M)
-    return found
+    return found, int(re.search(r"^SITES (\d+)", done.stdout, re.M)[1])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Bert", "Vit", "MultiQuery"])
+@pytest.mark.parametrize("name", ["Bert", "Vit", "Gpt2", "MultiQuery", "BigCode"])
 def test_layout_level_leaves_no_softmax_and_no_copy_of_heads(name, tmp_path):
-    ops = kernels(name, tmp_path, True, level="layout")
+    ops, _ = kernels([name], tmp_path, True, level="layout")
     assert ops.count("Custom") == 2
     assert not [op for op in ops if "Softmax" in op]
     assert not {"Transpose", "BatchMatMul", "MatMulExt", "Split", "Concat", "StridedSlice"} & set(ops)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("route", ROUTES)
+def test_no_spelling_leaves_a_softmax_in_any_route(route, tmp_path):
+    ops, fused = kernels(list(SITES), tmp_path, True, route)
+    assert fused == sum(SITES.values()) > 40
+    assert ops.count("Custom") >= fused * (1 if route == "inference" else 2)
+    assert not [op for op in ops if "Softmax" in op]
+
+
+@pytest.mark.slow
 def test_the_check_sees_a_softmax(tmp_path):
-    ops = kernels("Bert", tmp_path, False)
-    assert [op for op in ops if "Softmax" in op] and "Transpose" in ops and "Custom" not in ops
+    ops, fused = kernels(["Bert"], tmp_path, False)
+    assert [op for op in ops if "Softmax" in op] and "Transpose" in ops and "Custom" not in ops and not fused

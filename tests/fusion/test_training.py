@@ -5,12 +5,17 @@ from __future__ import annotations
 import mindspore as ms
 import numpy as np
 import pytest
+import spellings
 from mindspore import Tensor, amp, nn, ops
+from routes import build as spelling_net
+from routes import inputs as spelling_inputs
 from small_net import LENGTH, WIDTH, Loss, batch, build, fresh
+from spellings import BATCH, HIDDEN
 
 import ms_flash
 
 STEPS = 3
+KNOWN = {name: cls for name, cls, _ in spellings.SPELLINGS}
 
 
 @pytest.fixture
@@ -69,7 +74,7 @@ def construct_in_a_graph(net, batches):
 
 def model_train(net, batches, sink=False):
     columns = [np.concatenate([inputs[i].asnumpy() for inputs in batches]) for i in range(2)]
-    data = ms.dataset.NumpySlicesDataset(tuple(columns), ["x", "y"], shuffle=False).batch(2)
+    data = ms.dataset.NumpySlicesDataset(tuple(columns), ["x", "y"], shuffle=False).batch(batches[0][0].shape[0])
     losses = []
 
     class Collect(ms.Callback):
@@ -113,10 +118,12 @@ def accumulation(net, batches):
     def _add(a, b):
         return (a + b) / 2
 
+    half = batches[0][0].shape[0] // 2
+
     @ms.jit
     def step(x, y):
-        first, grads = gradient(x[:1], y[:1])
-        second, more = gradient(x[1:], y[1:])
+        first, grads = gradient(x[:half], y[:half])
+        second, more = gradient(x[half:], y[half:])
         update(ops.HyperMap()(add, grads, more))
         return (first + second) / 2
 
@@ -128,6 +135,23 @@ def recompute(net, batches):
     return train_one_step(net, batches)
 
 
+class Padded(nn.Cell):
+    """A cell of `spellings`, on hidden states alone."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+        _, self.context, self.pad = spelling_inputs()
+
+    def construct(self, x):
+        return self.cell(x, self.context, self.pad)
+
+
+def model(name):
+    """A Loss around the spelling of that name, the same at every call."""
+    return Loss(Padded(spelling_net([KNOWN[name]]).members[0]))
+
+
 # route: (function, sites in its graphs)
 ROUTES = {"TrainOneStepCell": (train_one_step, 1), "jit of value_and_grad": (gradient_in_the_graph, 1),
           "value_and_grad of jit": (forward_in_a_graph, 1), "jit of construct": (construct_in_a_graph, 1),
@@ -135,19 +159,18 @@ ROUTES = {"TrainOneStepCell": (train_one_step, 1), "jit of value_and_grad": (gra
           "loss scaling": (loss_scaling, 1), "accumulation": (accumulation, 2), "recompute": (recompute, 2)}
 
 
-def run(route, batches, prepare=None):
+def run(route, batches, make=build):
     ms.set_context(mode=ms.GRAPH_MODE)
-    net = build()
-    net = prepare(net) or net if prepare else net
+    net = make()
     losses = [float(loss.asnumpy()) for loss in route(net, batches)]
     return losses, [p.asnumpy().astype(np.float64) for p in net.trainable_params()]
 
 
-def agree(route, rng, sites, bound, prepare=None):
-    batches = [batch(rng) for _ in range(STEPS)]
-    losses, weights = run(route, batches, prepare)
+def agree(route, rng, sites, bound, make=build, shape=(2, LENGTH, WIDTH)):
+    batches = [tuple(Tensor(rng.normal(size=shape).astype(np.float32)) for _ in range(2)) for _ in range(STEPS)]
+    losses, weights = run(route, batches, make)
     with ms_flash.fusion() as report:
-        fused_losses, fused_weights = run(route, batches, prepare)
+        fused_losses, fused_weights = run(route, batches, make)
     assert len(report.fused) == len(report.sites) == sites, str(report)
     assert len(losses) == STEPS and losses[0] != losses[-1]
     assert fused_losses == pytest.approx(losses, rel=bound)
@@ -163,7 +186,32 @@ def test_routes(route, rng):
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_amp(level, rng):
-    agree(train_one_step, rng, 1, 1e-2, lambda net: Loss(amp.auto_mixed_precision(net.attention, level)))
+    agree(train_one_step, rng, 1, 1e-2, lambda: Loss(amp.auto_mixed_precision(build().attention, level)))
+
+
+# A padding mask by addition, a packed projection with a constant causal mask, length first with a mask filled in, and
+# grouped heads in float32 softmax.
+MODELS = ("Bert", "Gpt2", "Detr", "LlamaTile")
+WAYS = ("Model.train", "loss scaling", "accumulation", "recompute", "value_and_grad of jit")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("route", WAYS)
+def test_routes_with_models(route, name, rng):
+    function, sites = ROUTES[route]
+    agree(function, rng, sites, 2e-5, lambda: model(name), (BATCH * 2 if route == "accumulation" else BATCH,
+                                                           spellings.LENGTH, HIDDEN))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("level", ["O2", "O3"])
+@pytest.mark.parametrize("route", ["TrainOneStepCell", "loss scaling", "accumulation"])
+def test_amp_with_models(route, level, name, rng):
+    function, sites = ROUTES[route]
+    agree(function, rng, sites, 2e-2, lambda: Loss(amp.auto_mixed_precision(model(name).attention, level)),
+          (BATCH * 2 if route == "accumulation" else BATCH, spellings.LENGTH, HIDDEN))
 
 
 def test_dropout_in_training_and_none_in_evaluation(rng):
