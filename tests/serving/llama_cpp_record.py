@@ -19,8 +19,9 @@ from pathlib import Path
 
 RECORD = Path(__file__).with_name("llama_cpp.json.gz")
 COUNT = 32
+EVERY = 8       # of so many log-probabilities one is kept
 QUESTIONS = ["What is attention?", "Write a short poem about the sea.", "Name three uses of copper.",
-             "How do I boil an egg?", "Explain photosynthesis to a child.", "Wie heißt die Hauptstadt von Österreich?"]
+             "How do I boil an egg?", "Wie heißt die Hauptstadt von Österreich?"]
 # The layout of a chat as the file's own template prescribes it, here written out by hand.
 CHAT = ("<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n")
@@ -51,11 +52,12 @@ def widened(path: Path, folder: str) -> Path:
 
 
 def run(path: Path) -> dict:
-    """Prompts, continuations, and log-probabilities after the first prompt, with keys and values in float32."""
+    """Tokens, continuations, and log-probabilities after the first prompt, with keys and values in float32."""
     import xllamacpp
 
     options = xllamacpp.CommonParams()
     options.model.path, options.n_ctx, options.n_parallel, options.warmup = str(path), 512, 1, False
+    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = 1     # a second one waits more than it works
     options.cache_type_k = options.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     server = xllamacpp.Server(options)
 
@@ -76,7 +78,7 @@ def run(path: Path) -> dict:
     known = {entry["id"]: round(entry["logprob"], 5) for entry in first}
     return {"texts": [tokens(text, False) for text in TEXTS], "prompts": prompts,
             "continued": [continued(prompt, n_predict=COUNT, ignore_eos=True)["tokens"] for prompt in prompts],
-            "logprobs": [known[i] for i in range(len(known))]}
+            "logprobs": [known[i] for i in range(0, len(known), EVERY)]}
 
 
 def main() -> int:
@@ -88,6 +90,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         found = {"version": f"xllamacpp {xllamacpp.__version__}", "as it is": run(gguf_file()),
                  "float32": run(widened(gguf_file(), folder))}
+    found["float32"].pop("texts")
     if args.write:
         RECORD.write_bytes(gzip.compress(json.dumps(found).encode(), mtime=0))
         print(f"wrote {RECORD}")
@@ -95,7 +98,7 @@ def main() -> int:
     recorded = json.loads(gzip.decompress(RECORD.read_bytes()))
     # The quantised run rounds differently on other processors: of it only what is exact is compared.
     apart = max(abs(x - y) for x, y in zip(found["float32"]["logprobs"], recorded["float32"]["logprobs"]))
-    same = (all(found["float32"][what] == recorded["float32"][what] for what in ("texts", "prompts", "continued"))
+    same = (all(found["float32"][what] == recorded["float32"][what] for what in ("prompts", "continued"))
             and found["as it is"]["texts"] == recorded["as it is"]["texts"])
     print(f"{found['version']}: tokens {'equal' if same else 'DIFFERENT'}, log-probabilities apart by {apart:.1e}")
     return 0 if same and apart < 1e-3 else 1
