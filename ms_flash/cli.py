@@ -17,6 +17,7 @@ COMMANDS = {
     "export": (".onnx_export.command", "write a net as ONNX, checked and compared with the net in ONNX Runtime"),
     "explain": (".fusion_passes.explain", "what fusion makes of each attention site of your net, and why"),
     "verify": (".fusion_passes.verify", "run your net as written and fused, and compare the loss and every gradient"),
+    "tiling": (".tiling", "what the Ascend kernels make of a shape: blocks, buffers, and which core does what"),
     "docs": (".docs", "rewrite (or --check) the generated tables of README and docs/ in a checkout"),
 }
 

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from .. import doctor
+from . import ascend_model, fusion
 from .cases import CASES, NETS, SUITES, TARGETS, Case
-from .fusion import FusionPlan
 from .onnx import ONNX_CASES, OnnxPlan
 
 COLUMNS = ("shape", "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "dtype", "direction", "causal",
@@ -26,11 +26,11 @@ _PEERS = tuple(dict.fromkeys(peer for suite in SUITES.values() for peer in suite
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--suite", choices=[*SUITES, "fusion", "onnx"], default="cpu",
-                        help="attention against peers, whole models as written against fused, or the exported node in "
-                             "ONNX Runtime (default: %(default)s)")
+    parser.add_argument("--suite", choices=[*SUITES, "fusion", "onnx", "ascend-model"], default="cpu",
+                        help="attention against peers, whole models as written against fused, the exported node in "
+                             "ONNX Runtime, or a cycle model of the Ascend kernels (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a few shapes in float32, in less than four minutes")
-    parser.add_argument("--shapes", type=_names([*CASES, *NETS]),
+    parser.add_argument("--shapes", type=_names([*CASES, *NETS, *ascend_model.CASES]),
                         help=f"comma-separated, of {', '.join(CASES)}; of the suite fusion: {', '.join(NETS)}")
     parser.add_argument("--dtypes", type=_names(DTYPES), help=f"comma-separated, of {', '.join(DTYPES)}")
     parser.add_argument("--peers", type=_names(_PEERS), help=f"comma-separated, of {', '.join(_PEERS)}")
@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
         return 2
     cores = len(os.sched_getaffinity(0))
     threads = args.threads or ([cores] if args.quick else sorted({1, cores}))
-    plan = {"fusion": FusionPlan, "onnx": OnnxPlan}.get(args.suite, Plan)(args, threads, Progress)
+    plan = {"fusion": fusion.FusionPlan, "onnx": OnnxPlan,
+            "ascend-model": ascend_model.AscendModelPlan}.get(args.suite, Plan)(args, threads, Progress)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / f"{args.suite}.json").write_text(json.dumps(doctor.environment(), indent=2) + "\n")
     failed, measured = False, []
@@ -65,19 +66,22 @@ def run(args: argparse.Namespace) -> int:
                 writer.writerow(row)
             sys.stdout.flush()
     plan.progress.close()
-    for line in judge(measured) if args.suite == "cpu" else ():
+    judges = {"cpu": judge, "fusion": fusion.judge, "ascend-model": ascend_model.notes}
+    for line in judges[args.suite](measured) if args.suite in judges else ():
         print(line)
     return int(failed)
 
 
 def _wrong(args):
     """What does not go together."""
-    known = {"fusion": NETS, "onnx": ONNX_CASES}.get(args.suite, CASES)
+    known = {"fusion": NETS, "onnx": ONNX_CASES, "ascend-model": ascend_model.CASES}.get(args.suite, CASES)
     for name in args.shapes or ():
         if name not in known:
             return f"'shapes' of the suite {args.suite} must be of {', '.join(known)}, but got {name!r}."
     if args.suite == "fusion" and args.dtypes:
         return "'dtypes' must not be given for the suite fusion, which is float32."
+    if args.suite == "ascend-model" and (args.dtypes or args.threads or args.seconds):
+        return "'dtypes', 'threads' and 'seconds' must not be given for the suite ascend-model, which runs nothing."
     if args.suite == "onnx" and "bfloat16" in (args.dtypes or ()):
         return "'dtypes' of the suite onnx must be of float32, float16, but got 'bfloat16'."
     if args.suite != "cpu" and args.peers:
