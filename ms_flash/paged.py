@@ -44,7 +44,7 @@ class CacheFullError(RuntimeError):
 
     def __init__(self, func, needed, free, total):
         hint = ("free a sequence and try again" if needed <= total
-                else "this never fits; create the cache with more blocks")
+                else "the whole cache is too small for this")
         super().__init__(f"For '{func}', the number of free blocks must be at least {needed}, but got {free} of "
                          f"{total}. Hint: {hint}.")
         self.needed = needed

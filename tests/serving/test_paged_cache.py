@@ -282,7 +282,7 @@ def test_a_full_cache_says_what_is_missing_and_changes_nothing():
     with pytest.raises(CacheFullError, match=text) as full:
         cache.append(["b", "c"], 1)                         # one copy and one new block
     assert (full.value.needed, full.value.free) == (2, 1) and state(cache) == before
-    with pytest.raises(CacheFullError, match="Hint: this never fits"):
+    with pytest.raises(CacheFullError, match="Hint: the whole cache is too small"):
         cache.allocate("d", 17)
     assert state(cache) == before and "d" not in cache.sequences
     cache.free("a")
