@@ -153,7 +153,8 @@ def embedding(b, node, indices, table, padding_idx=None, max_norm=None, *rest):
 
 @register("GatherD")
 def gather_elements(b, node, x, axis, index):
-    return b.op("GatherElements", x, _index(b, index), axis=axis, shape=node.type.shape)
+    # counted from the front: ONNX's evaluator fails on a negative axis
+    return b.op("GatherElements", x, _index(b, index), axis=axis % x.rank, shape=node.type.shape)
 
 
 @register("GatherNd", "GatherNdExt")
