@@ -114,8 +114,8 @@ def flash_attention_with_kvcache(query, k_cache, v_cache, k=None, v=None, *, cac
     op = op_of(handle)
     outs = op(query, k_cache, v_cache, k, v, cache_seqlens, block_table, rotary_cos, rotary_sin, alibi_slopes, sinks)
     if returns_caches:
-        k_cache.copy_(outs[2])
-        v_cache.copy_(outs[3])
+        k_cache.copy_(ops.stop_gradient(outs[2]))
+        v_cache.copy_(ops.stop_gradient(outs[3]))
     if return_lse:
         return outs[0], outs[1]
     return outs[0]
