@@ -34,7 +34,8 @@ def build(kernels=KERNELS, flags=(), where=None):
     where = Path(where or os.environ.get("MS_FLASH_TEST_BUILD", ROOT / "build" / "ascendc"))
     where.mkdir(parents=True, exist_ok=True)
     headers = sorted([*kernels.glob("*.h"), *ASCENDC.rglob("*.h"), *(OP_IMPL / "common").glob("*.h"),
-                      OP_IMPL / "cpu" / "call.h", OP_IMPL / "cpu" / "kernels.h"])
+                      *(OP_IMPL / "cpu" / f"{name}.h" for name in ("api", "cache", "call", "infer", "kernels", "matrix",
+                                                                   "mindspore_aot"))])
     base = hashlib.sha256(repr((_FLAGS, list(flags))).encode())
     for header in headers:
         base.update(header.read_bytes())
@@ -162,7 +163,7 @@ def forward(inputs, lib=None, **options):
 
 
 def backward(inputs, saved, dout, dlse, lib=None, **options):
-    """saved: what `forward` returned. Returns dict(dq, dk, dv[, dsinks])."""
+    """saved: what `forward` returned. Returns dict(dq, dk, dv[, dsinks][, dbias])."""
     query, sinks = inputs["query"], inputs.get("sinks")
     operands = [inputs.get(slot) for slot in native.SLOTS]
     operands += [saved["out"], saved["row_max"], saved["row_sum"], dout, dlse]
@@ -170,8 +171,10 @@ def backward(inputs, saved, dout, dlse, lib=None, **options):
     key_shape, value_shape = ((1,), (1,)) if packed else (inputs["key"].shape, inputs["value"].shape)
     outputs = [(query.shape, query.dtype), (key_shape, query.dtype), (value_shape, query.dtype),
                ((1,), np.float32) if sinks is None else (sinks.shape, sinks.dtype)]
-    grads = dict(zip(("dq", "dk", "dv", "dsinks"),
-                     _call("bwd", native.spec_text(inputs, **options), operands, outputs, lib)))
+    spec, bias = native.spec_text(inputs, **options), inputs.get("bias")
+    grads = dict(zip(("dq", "dk", "dv", "dsinks"), _call("bwd", spec, operands, outputs, lib)))
     if sinks is None:
         assert not grads.pop("dsinks").any(), "unused outputs must be zero"
+    if bias is not None:
+        grads["dbias"], = _call("bias_grad", spec, operands, [(bias.shape, bias.dtype)], lib)
     return grads
