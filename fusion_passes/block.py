@@ -409,6 +409,10 @@ class Block:
             refs.append(None if arg is None else Ref(operand, arg.shape, arg.dtype))
         spec = self._spec(refs)
         backend = backends.select("fuse", self.options.get("backend"))
+        try:
+            backend.check("MsFlashMhaFwd", spec)
+        except (TypeError, ValueError) as error:
+            raise Refusal("not_block", detail=str(error)) from error
         heads = self.made.geometry
         q, k, v = (spec.attention.inputs[i].shape for i in range(3)) if spec.has("w_k") else (None,) * 3
         if q is None:

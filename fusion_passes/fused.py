@@ -111,6 +111,8 @@ class Fused:
         inputs = [slots.get(name) for name in SLOTS]
         self.spec = self._spec(inputs)
         backend = self._backend()
+        if backend.form(self.spec) is not None:
+            raise Refusal("backend", detail=f"a call of the backend {backend.name!r} takes more than its inputs")
         out, _, row_max, row_sum = self.emit.custom(lambda: backend.forward(self.spec), inputs, [
             (self.spec.out_shape, self.spec.dtype)] + [(self.spec.lse_shape, "float32")] * 3)
         self.out = out
@@ -139,7 +141,8 @@ class Fused:
     def _backend(self):
         try:
             backend = backends.select("fuse", self.options.get("backend"))
-        except ValueError as error:
+            backend.check("MsFlashFwd", self.spec)
+        except (TypeError, ValueError) as error:
             raise Refusal("backend", detail=str(error)) from error
         if not backend.takes_none:
             raise Refusal("backend", detail=f"the backend {backend.name!r} cannot leave an input out")
