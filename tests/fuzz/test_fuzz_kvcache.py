@@ -4,7 +4,10 @@ Runs without MindSpore, as test_fuzz.py. MS_FLASH_FUZZ sets the number of cases.
 """
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import sys
 
 import flash_rule
 import kvcases
@@ -72,6 +75,34 @@ def test_pages_give_the_bits_of_a_contiguous_cache():
         results = [kvcases.native_call(case, "BSND")[0] for case in (paged, plain)]
         for name in ("out", "lse"):
             np.testing.assert_allclose(results[0][name], results[1][name], rtol=2e-6, atol=2e-6)
+
+
+def fenced(x):
+    """A copy of an array with unmapped memory right behind it."""
+    page = mmap.PAGESIZE
+    size = -(-max(x.nbytes, 1) // page) * page
+    memory = mmap.mmap(-1, size + page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + size), ctypes.c_size_t(page), 0) == 0
+    copy = np.frombuffer(memory, x.dtype, x.size, size - x.nbytes).reshape(x.shape)
+    copy[...] = x
+    return copy
+
+
+@pytest.mark.parametrize("dtype", native.DTYPES)
+def test_reads_nothing_behind_its_inputs(dtype):
+    """Not even where the value would not matter. In a child: a wrong read is the end of its process."""
+    child = os.fork()
+    if child == 0:
+        try:
+            for seed in range(80):
+                case = kvcases.draw(np.random.default_rng((seed, 99)), dtype)
+                arrays = {name: None if x is None else fenced(x) for name, x in case.laid_out("BSND").items()}
+                case.laid_out = lambda layout, arrays=arrays: arrays
+                kvcases.native_call(case, "BSND")
+        finally:
+            os._exit(0 if seed == 79 and sys.exc_info()[0] is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 BAD = {
