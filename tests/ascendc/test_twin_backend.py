@@ -12,7 +12,7 @@ import ml_dtypes
 import native
 import numpy as np
 import pytest
-from mindspore import nn
+from mindspore import nn, ops
 from public_api import array, tensor
 from test_kernels import Case
 
@@ -248,3 +248,24 @@ def test_callers_on_several_threads():
     for thread in threads:
         thread.join(timeout=120)
     assert not wrong and not any(thread.is_alive() for thread in threads)
+
+
+class Written(nn.Cell):
+    """Attention in MindSpore's own ops."""
+
+    def construct(self, query, key, value):
+        scores = ops.matmul(query, key.swapaxes(-1, -2)) * 0.25
+        return ops.matmul(ops.softmax(scores, axis=-1), value)
+
+
+@pytest.mark.parametrize("dtype, launches", [("float16", {"fwd"}), ("float32", set())])
+def test_fusion_uses_it_where_it_takes_the_dtype(dtype, launches, monkeypatch):
+    monkeypatch.setenv("MS_FLASH_BACKEND", TWIN)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    qkv = [tensor(np.random.default_rng(i).standard_normal((1, 2, 40, 16)).astype(dtype)) for i in range(3)]
+    expected = Written()(*qkv)
+    ascend_twin.totals(reset=True)
+    with ms_flash.fusion():
+        got = Written()(*qkv)
+    assert set(ascend_twin.totals()) == launches
+    np.testing.assert_allclose(array(got), array(expected), atol=4e-3)
