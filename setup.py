@@ -146,6 +146,7 @@ setup(
         "demo": ["matplotlib", "tqdm"],
         "onnx": ["onnx>=1.19", "onnxruntime>=1.17"],
         "test": ["pytest>=7", "hypothesis", "onnx>=1.23,<1.24; python_version>='3.10'", "onnxruntime"],
+        "runtimes": ["openvino", "MNN"],  # for tests/onnx/test_other_runtimes.py
         "bench": ["torch", "onnxruntime"],
         "lint": ["ruff", "clang-format"],
         # Brings llama.cpp along, to be compiled; the sample needs both with pip's --no-deps only.

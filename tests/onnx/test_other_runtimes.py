@@ -1,4 +1,7 @@
-"""Runtimes that know neither the node nor functions take the profile "inlined". Needs `pip install openvino MNN`."""
+"""Runtimes that know neither the node nor functions take the profile "inlined".
+
+Each test runs where its runtime is installed: pip install 'ms_flash[runtimes]'.
+"""
 
 from __future__ import annotations
 

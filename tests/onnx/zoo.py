@@ -284,7 +284,7 @@ class LlamaAttention(nn.Cell):
     def rope(self, x, positions):
         angles = positions.astype(ms.float32).expand_dims(-1) * self.frequencies
         angles = ops.concat((angles, angles), -1).expand_dims(0).expand_dims(0)
-        return x * ops.cos(angles) + rotate_half(x) * ops.sin(angles)
+        return x * ops.cos(angles).astype(x.dtype) + rotate_half(x) * ops.sin(angles).astype(x.dtype)
 
     def construct(self, x, past_key=None, past_value=None):
         batch, length, _ = x.shape

@@ -53,7 +53,7 @@ def qwen2():
             angles = ops.arange(x.shape[2]).astype(ms.float32).expand_dims(1) * self.frequencies
             turned, kept = x[..., :SIZE // 2], x[..., SIZE // 2:]
             even, odd = turned[..., ::2], turned[..., 1::2]
-            cos, sin = ops.cos(angles), ops.sin(angles)
+            cos, sin = ops.cos(angles).astype(x.dtype), ops.sin(angles).astype(x.dtype)
             turned = ops.stack((even * cos - odd * sin, odd * cos + even * sin), -1)
             return ops.concat((turned.flatten(start_dim=-2), kept), -1)
 
