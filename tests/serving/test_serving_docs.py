@@ -1,11 +1,16 @@
-"""docs/serving.md: its Python runs from top to bottom, and prints what stands below it."""
+"""docs/serving.md: its Python runs from top to bottom, and prints what stands below it; the same for docstrings."""
 
 from __future__ import annotations
 
 import contextlib
+import doctest
 import io
 import re
 from pathlib import Path
+
+import pytest
+
+from ms_flash import nn
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TEXT = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
@@ -27,3 +32,10 @@ def test_every_file_it_names_is_there():
         assert (ROOT / name).exists(), name
     for name in re.findall(r"\]\(([\w./]+\.md)\)", TEXT):
         assert (ROOT / "docs" / name).exists(), name
+
+
+@pytest.mark.parametrize("name", ["PagedKVCache", "CacheFullError"])
+def test_docstring_examples(name):
+    (example,) = doctest.DocTestFinder(recurse=False).find(getattr(nn, name), name, globs={})
+    assert len(example.examples) > 2
+    assert doctest.DocTestRunner().run(example).failed == 0
