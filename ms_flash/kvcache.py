@@ -36,7 +36,7 @@ def flash_attention_with_kvcache(query, k_cache, v_cache, k=None, v=None, *, cac
         query (Tensor): (B, Sq, N, D); for layout BNSD (B, N, Sq, D). Dtype float32, float16 or bfloat16.
         k_cache (Union[Tensor, Parameter]): (B, Smax, Nk, D), or with `block_table` (num_blocks, block_size, Nk, D); for
             layout BNSD (B, Nk, Smax, D) or (num_blocks, Nk, block_size, D). Dtype of `query`. If `k` is given, it must
-            have memory of its own: a Parameter, say, or a Tensor that a graph takes, but no view of another.
+            have memory of its own, and be no view of another Tensor; in a graph it is a Parameter.
         v_cache (Union[Tensor, Parameter]): As `k_cache`, with Dv.
         k (Tensor, optional): (B, Sn, Nk, D), or (B, Nk, Sn, D): the keys to append. Dtype of `query`.
             Default: ``None``.

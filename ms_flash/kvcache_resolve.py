@@ -23,6 +23,18 @@ class _ResolveKvCache(CompileTime):
     def __init__(self):
         super().__init__("MsFlashResolveKvCache", _resolve)
 
+    def __infer__(self, *items):
+        resolved = super().__infer__(*items)
+        given = dict(zip(KVCACHE_SLOTS, items[1:]))
+        for name in ("k_cache", "v_cache") if given["k"]["dtype"] is not None else ():
+            # Anything else, a cast copy of a Parameter under mixed precision too, is gone after the graph.
+            if not str(given[name]["dtype"]).startswith("Ref"):
+                raise value_error(
+                    _FUNC, f"'{name}' must be a Parameter in a graph, because new tokens are written into it, but got "
+                           "another value of the graph. Hint: mixed precision casts Parameters into copies; keep the "
+                           "cache in the dtype of the computation.")
+        return resolved
+
     def __call__(self, backend, *args):
         given = args[:_INPUTS]
         chosen, spec = _parsed(backend, *[described(x) for x in given], *args[_INPUTS:])
