@@ -263,30 +263,34 @@ def test_answer_begins_as_that_of_llama_cpp(texts, llama_cpp):
 
 
 @pytest.mark.slow
-def test_answers_are_those_of_llama_cpp_and_of_naive_attention(texts, llama_cpp):
-    for at, prompt in enumerate(llama_cpp["float32"]["prompts"]):
-        answers = []
-        for text in texts.values():
-            text.length = 0
-            answers.append(list(text.generate(prompt, 140)))
-        assert answers[0] == answers[1] and len(answers[0]) == 140
-        assert answers[1][:recorded.COUNT] == llama_cpp["float32"]["continued"][at], recorded.QUESTIONS[at]
+@pytest.mark.parametrize("at", range(len(recorded.QUESTIONS)))
+def test_answers_are_those_of_naive_attention(texts, llama_cpp, at):
+    answers = []
+    for text in texts.values():
+        text.length = 0
+        answers.append(list(text.generate(llama_cpp["float32"]["prompts"][at], 140)))
+    assert answers[0] == answers[1] and len(answers[0]) == 140
 
 
 @pytest.mark.slow
-def test_quantised_run_of_llama_cpp_differs_only_where_its_noise_decides(net, llama_cpp):
-    """With 8 bits per activation llama.cpp takes another token than with its own float32 now and then, and goes on
-    from there; up to and at that token its choice must be within its noise of ours."""
-    wide, narrow = (np.array(llama_cpp[run]["logprobs"]) for run in ("float32", "as it is"))
-    noise, whole = np.abs(wide - narrow).max(), 0
-    for prompt, tokens in zip(llama_cpp["as it is"]["prompts"], llama_cpp["as it is"]["continued"]):
+@pytest.mark.parametrize("run, whole", [("float32", 4), ("as it is", 2)])
+def test_llama_cpp_goes_on_alike_unless_its_rounding_decides(net, llama_cpp, run, whole):
+    """Where its token is not ours for the first time, ours is better by no more than what its logits are apart by.
+
+    Seen: in float32 four of five answers of 32 tokens are the same, and in the fifth the 21st token has a rival that is
+    worse by 4e-4; with 8 bits per activation two are the same.
+    """
+    wide, narrow = (np.array(llama_cpp[name]["logprobs"]) for name in ("float32", "as it is"))
+    noise = 0.02 if run == "float32" else np.abs(wide - narrow).max()
+    same = 0
+    for prompt, tokens in zip(llama_cpp[run]["prompts"], llama_cpp[run]["continued"]):
         logits = net(Tensor([prompt + tokens[:-1]], ms.int32), net.no_past())[0].asnumpy()[0, len(prompt) - 1:]
         differs = np.flatnonzero(logits.argmax(-1) != tokens)
-        whole += not differs.size
+        same += not differs.size
         if differs.size:
             row = logits[differs[0]]
             assert row.max() - row[tokens[differs[0]]] < 2 * noise, (prompt, differs[0])
-    assert whole >= 2
+    assert same >= whole
 
 
 @pytest.mark.slow
