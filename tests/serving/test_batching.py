@@ -124,24 +124,25 @@ def test_a_request_that_can_never_run_is_refused(sample, world, prompt, count):
 
 @pytest.mark.slow
 def test_a_thousand_requests(sample, world):
-    """The issue's: random lengths, a cache too small for all slots, equal results, no block left, memory flat."""
+    """Random lengths, a cache too small for all slots: equal results, no block left, memory flat."""
     requests = sample.random_requests(np.random.default_rng(7), world.ids, 1000, LONGEST, MOST)
     alone = copy.deepcopy(requests)
-    batcher = sample.Batcher(world.net, 8, 40, 8, world.shared)
+    batcher = sample.Batcher(world.net, 8, 28, 8, world.shared)
     for request in requests:
         batcher.submit(request)
     held, done = [], 0
     while batcher.waiting or batcher.running:
         before = done // 100
         done += len(batcher.step())
-        assert batcher.cache.used_blocks + batcher.cache.free_blocks == 40
+        assert batcher.cache.used_blocks + batcher.cache.free_blocks == 28
         if done // 100 > before:
             held.append(resident())
     assert len(held) == 10 and batcher.set_back > 0
-    assert max(held[2:]) - held[1] < 8 * 2**20, held         # 8 MiB: the cache of one more request per hundred is 1.3
+    # keys and values of the other 800 requests are 17 MiB, 22 KiB each; seen: 0.1 MiB
+    assert max(held[2:]) - held[1] < 2 * 2**20, held
     batcher.close()
-    assert batcher.cache.free_blocks == 40
-    assert [r.written for r in requests] == run(sample.Batcher(world.net, 1, 40, 8, world.shared), alone)
+    assert batcher.cache.free_blocks == 28
+    assert [r.written for r in requests] == run(sample.Batcher(world.net, 1, 28, 8, world.shared), alone)
 
 
 def test_command_line(tmp_path):
