@@ -95,6 +95,7 @@ struct BackwardTiling {
   AttentionTiling a;
   TensorLayout dout, dq, dk, dv;
   int32_t cores, depth, block_q, block_k, has_dlse;
+  int32_t whole_rows;        // a pair holds all keys of its queries
   int64_t items, parts;      // parts: dQ accumulators; with atomic accumulation one serves all
   int64_t q_stats, k_stats;  // rows of Q, and of K, over all batches and heads
   // numbers that the bias holds; accumulators, one for each vector core of a block where both may add to the same

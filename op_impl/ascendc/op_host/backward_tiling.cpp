@@ -246,6 +246,7 @@ BackwardPlan plan_backward(const Problem& p, const Soc& soc, const TilingChoice&
   plan.costs = costs_of(shares);
   t.items = int64_t(plan.items.size());
   t.parts = choice.atomic ? 1 : parts;
+  t.whole_rows = parts == 1 && p.max_k <= t.block_k;
 
   const int64_t ring = ring_of(t);
   t.ws.score = 0;
@@ -266,6 +267,7 @@ BiasGradPlan plan_bias_grad(const Problem& p, const Soc& soc, const TilingChoice
   BiasGradPlan plan;
   BackwardTiling& t = plan.tiling = blocks_of(p, soc, choice);
   t.parts = 1;
+  t.whole_rows = p.max_k <= t.block_k;
   // Whole rows of blocks where they are enough to keep the cores busy, else single blocks.
   for (const int64_t keys : {round_up(std::max<int64_t>(p.max_k, 1), t.block_k), int64_t(t.block_k)}) {
     cut(p, t.block_q, keys, &plan);

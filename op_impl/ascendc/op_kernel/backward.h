@@ -249,7 +249,7 @@ class BackwardVector {
       Clear(ws_.DKey(0), t_.k_stats * t_.a.d);
       Clear(ws_.DValue(0), t_.k_stats * t_.a.dv);
     }
-    ComputeDelta();
+    if (!t_.whole_rows || (!Goal::kBias && t_.a.sinks != DataType::none)) ComputeDelta();
     AscendC::SyncAll<false>();
     typename Goal::Pairs pairs(t_, items_, sequences_, ws_.core);
     Pair p;
@@ -358,7 +358,10 @@ class BackwardVector {
       const LocalTensor<float> stats = stats_in_.WaitEmpty<float>();  // row maximum, 1 / row sum, delta
       CopyIn(stats, Global<float>(saved_.row_max, at), count, 1, count, lanes);
       CopyIn(stats[lanes], Global<float>(saved_.row_sum, at), count, 1, count, lanes);
-      CopyIn(stats[2 * lanes], ws_.Delta(at), count, 1, count, lanes);
+      if (!t_.whole_rows)
+        CopyIn(stats[2 * lanes], ws_.Delta(at), count, 1, count, lanes);
+      else if (t_.has_dlse)
+        CopyIn(stats[2 * lanes], Global<float>(saved_.dlse, at), count, 1, count, lanes);
       stats_in_.SignalFull();
       AscendC::Maxs(stats[lanes], stats[lanes], 1e-30f, lanes);
       AscendC::Duplicate(scratch_, 1.0f, lanes);
@@ -394,11 +397,14 @@ class BackwardVector {
     WithRow<MultiplyRow>(s, s, spread_, n, width);  // P
     if (tile.keys < width) FillColumns(g, n, width, tile.keys, width, 0);
     AscendC::PipeBarrier<PIPE_V>();
-    Spread(spread_, stats[2 * lanes], n);
     if (t_.a.dropout) {
       pieces_.DrawKept(tile, rows);
       pieces_.Keep(g, tile, rows);
     }
+    if (t_.whole_rows)
+      SpreadOwnDelta(s, g, stats[2 * lanes], tile);
+    else
+      Spread(spread_, stats[2 * lanes], n);
     AscendC::PipeBarrier<PIPE_V>();
     WithRow<SubtractRow>(g, g, spread_, n, width);
     AscendC::PipeBarrier<PIPE_V>();
@@ -418,6 +424,28 @@ class BackwardVector {
       Emit(dscore_, ws_.DScore(turn)[at], g, tile);
     }
     grad_.SignalEmpty();
+  }
+
+  // Where a pair holds all keys of its queries, delta is the sum of P dP - dLSE, without the rounding of the output,
+  // which is most of the error of short rows.
+  __aicore__ inline void SpreadOwnDelta(const LocalTensor<float>& p, const LocalTensor<float>& g,
+                                        const LocalTensor<float>& dlse, const ScoreTile& tile) {
+    const int32_t n = tile.padded, width = tile.width;
+    AscendC::Mul(scratch_, p, g, tile.Elements());
+    AscendC::PipeBarrier<PIPE_V>();
+    for (int32_t c = 0; c < width; c += kLanes)
+      AscendC::WholeReduceSum(spread_[c], scratch_[c], kLanes, n, 1, 1, width / 8);
+    AscendC::PipeBarrier<PIPE_V>();
+    for (int32_t c = kLanes; c < width; c += kLanes) {
+      AscendC::Add(spread_, spread_, spread_[c], n);
+      AscendC::PipeBarrier<PIPE_V>();
+    }
+    if (t_.has_dlse)
+      AscendC::Sub(scratch_, spread_, dlse, n);
+    else
+      AscendC::Adds(scratch_, spread_, 0.0f, n);
+    AscendC::PipeBarrier<PIPE_V>();
+    Spread(spread_, scratch_, n);
   }
 
   // x, rounded to the type of the operands, leaves for GM.
