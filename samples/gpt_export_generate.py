@@ -24,6 +24,8 @@ from trainer import Text, Trainer
 import ms_flash
 from ms_flash import onnx_export
 
+TEMPERATURE = 0.7   # of the sampling; the most probable character alone would soon repeat itself after a short training
+
 
 class Decoder(nn.Cell):
     """The blocks of a GPT with keys and values of the past in and out.
@@ -81,19 +83,23 @@ def build():
     return example(GPT(len(text.vocabulary), 256, 128, 2, "flash"))
 
 
-def generate_in_mindspore(net: GPT, prompt: list[int], count: int) -> list[int]:
-    """The `count` most probable characters after `prompt`, each time with the whole text run again."""
+def generate_in_mindspore(net: GPT, prompt: list[int], noise: np.ndarray) -> list[int]:
+    """Goes on after `prompt`, each time with the whole text run again.
+
+    `noise` (count, vocab) is added to the logits before the largest is taken: drawn from a Gumbel distribution, that
+    is sampling, with the same draws for all who are compared.
+    """
     net.set_train(False)
     logits_of = ms.jit(net)
     # One shape for all calls, so one graph: what stands behind the last character is unseen, the model is causal.
-    ids = np.zeros((1, len(prompt) + count), np.int32)
+    ids = np.zeros((1, len(prompt) + len(noise)), np.int32)
     ids[0, : len(prompt)] = prompt
-    for at in range(len(prompt), ids.shape[1]):
-        ids[0, at] = logits_of(Tensor(ids)).asnumpy()[0, at - 1].argmax()
+    for at, drawn in enumerate(noise, len(prompt)):
+        ids[0, at] = (logits_of(Tensor(ids)).asnumpy()[0, at - 1] + drawn).argmax()
     return ids[0].tolist()
 
 
-def generate_in_onnxruntime(path: Path, ids: list[int], count: int, library: bool = False) -> list[int]:
+def generate_in_onnxruntime(path: Path, ids: list[int], noise: np.ndarray, library: bool = False) -> list[int]:
     """The same in ONNX Runtime, with the cache: the prompt once, then one character at a time.
 
     Attention is the function that the model carries, or, with `library`, the compiled kernels of ms_flash.
@@ -107,9 +113,9 @@ def generate_in_onnxruntime(path: Path, ids: list[int], count: int, library: boo
     cache_inputs = session.get_inputs()[1:]
     cache = [np.zeros((1, entry.shape[1], 0, entry.shape[3]), np.float32) for entry in cache_inputs]
     ids, new = list(ids), np.array([ids], np.int32)
-    for _ in range(count):
+    for drawn in noise:
         logits, *cache = session.run(None, {"ids": new, **{e.name: x for e, x in zip(cache_inputs, cache)}})
-        ids.append(int(logits[0, -1].argmax()))
+        ids.append(int((logits[0, -1] + drawn).argmax()))
         new = np.array([ids[-1:]], np.int32)
     return ids
 
@@ -144,10 +150,11 @@ def main(argv: list[str] | None = None) -> int:
     print(ms_flash.export_onnx(decoder, *inputs, file_name=args.out, profile=args.profile, **export_options))
 
     prompt = [text.index[char] for char in args.prompt]
-    runs = {"MindSpore, the whole text each time": lambda: generate_in_mindspore(trainer.net, prompt, args.count),
-            "ONNX Runtime, with the cache": lambda: generate_in_onnxruntime(args.out, prompt, args.count)}
+    noise = TEMPERATURE * np.random.default_rng(2).gumbel(size=(args.count, len(text.vocabulary)))
+    runs = {"MindSpore, the whole text each time": lambda: generate_in_mindspore(trainer.net, prompt, noise),
+            "ONNX Runtime, with the cache": lambda: generate_in_onnxruntime(args.out, prompt, noise)}
     if args.profile == "portable":      # the others have no node for the library
-        runs["the same with the operator library"] = lambda: generate_in_onnxruntime(args.out, prompt, args.count, True)
+        runs["the same with the operator library"] = lambda: generate_in_onnxruntime(args.out, prompt, noise, True)
     texts = {}
     for name, run in runs.items():
         start = time.perf_counter()
