@@ -14,6 +14,7 @@ from .version import __version__
 COMMANDS = {
     "doctor": (".doctor", "what is installed, which backends run here, and whether they compute correctly"),
     "bench": (".bench", "time and memory against other implementations, as CSV"),
+    "tune": (".tuning.tune", "measure block sizes on this machine and write the table that the CPU kernels use"),
     "export": (".onnx_export.command", "write a net as ONNX, checked and compared with the net in ONNX Runtime"),
     "explain": (".fusion_passes.explain", "what fusion makes of each attention site of your net, and why"),
     "verify": (".fusion_passes.verify", "run your net as written and fused, and compare the loss and every gradient"),

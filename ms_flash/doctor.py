@@ -12,11 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-from . import library, op_table
+from . import library, op_table, tuning
 from .version import __version__
 
 PACKAGES = ("mindspore", "numpy", "ml_dtypes", "pyyaml")
-SWITCHES = ("MS_FLASH_BACKEND", "MS_FLASH_ASCEND_TWIN_LIB", "MS_FLASH_CPU_LIB", "MS_FLASH_ISA", "MS_FLASH_NUM_THREADS")
+SWITCHES = ("MS_FLASH_BACKEND", "MS_FLASH_ASCEND_TWIN_LIB", "MS_FLASH_CPU_LIB", "MS_FLASH_ISA", "MS_FLASH_NUM_THREADS",
+            "MS_FLASH_TUNING", "MS_FLASH_BLOCK_M", "MS_FLASH_BLOCK_N")
 
 # Largest error allowed, as a share of the largest magnitude in the exact result: a few roundings of the dtype.
 TOLERANCE = {"float32": 5e-6, "float16": 4e-3, "bfloat16": 3e-2}
@@ -157,6 +158,7 @@ def _library(problems):
     found["simd"] = native.msflash_cpu_isa().decode()
     found["simd_usable"] = native.msflash_cpu_isa_list().decode().split(",")
     found["threads"] = native.msflash_cpu_get_num_threads()
+    found["block_sizes"] = tuning.sources()
     wanted = os.environ.get("MS_FLASH_ISA")
     if wanted and wanted not in found["simd_usable"]:
         problems.append(f"The environment variable MS_FLASH_ISA must be one of {', '.join(found['simd_usable'])}, "
@@ -191,6 +193,7 @@ def as_text(report: dict) -> str:
     if "simd" in native:
         lines.append(("simd", f"{native['simd']} (usable here: {', '.join(native['simd_usable'])})"))
         lines.append(("threads", native["threads"]))
+        lines.append(("block sizes", ", ".join(native["block_sizes"]) or "the kernels' own"))
     lines += [(f"backend {name}", reason or "present") for name, reason in report["backends"].items()]
     if "fusion" in report:
         lines.append(("fusion", report["fusion"]))

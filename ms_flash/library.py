@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from . import tuning
+
 
 class Native(NamedTuple):
     """A native library of this package.
@@ -64,10 +66,30 @@ def path() -> Path:
     return CPU.path()
 
 
+def use_blocks() -> None:
+    """Hands the block sizes in use to the CPU library.
+
+    Raises:
+        ValueError: If a table or a variable says what cannot be.
+    """
+    native = CPU.load()
+    if native.msflash_cpu_set_block_rules(tuning.as_text(tuning.in_use()).encode()):
+        raise ValueError(native.msflash_cpu_last_error().decode())
+
+
+@functools.lru_cache(None)
+def _tuned(file: Path) -> ctypes.CDLL:
+    use_blocks()
+    return CPU.load()
+
+
 def load() -> ctypes.CDLL:
     """The CPU library, loaded.
 
     Raises:
-        RuntimeError: If it is missing or cannot be loaded.
+        RuntimeError: If it is missing or cannot be loaded, or a table of block sizes cannot be used.
     """
-    return CPU.load()
+    try:
+        return _tuned(path())
+    except ValueError as error:
+        raise RuntimeError(str(error)) from error

@@ -7,7 +7,6 @@ import csv
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,20 +14,25 @@ from pathlib import Path
 from .. import doctor
 from . import ascend_model, fusion
 from .cases import CASES, NETS, SUITES, TARGETS, Case
+from .claims import ClaimsPlan, summary
 from .onnx import ONNX_CASES, OnnxPlan
+from .runs import Runs
 
 COLUMNS = ("shape", "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "dtype", "direction", "causal",
            "threads", "peer", "ours_ms", "peer_ms", "ratio", "ratio_low", "ratio_high", "of_limit", "ours_mib",
            "peer_mib", "memory_ratio", "note")
 DTYPES = ("float32", "float16", "bfloat16")
+_PLANS = {"fusion": fusion.FusionPlan, "onnx": OnnxPlan, "ascend-model": ascend_model.AscendModelPlan,
+          "claims": ClaimsPlan}   # the other suites
 _PEERS = tuple(dict.fromkeys(peer for suite in SUITES.values() for peer in suite.peers))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--suite", choices=[*SUITES, "fusion", "onnx", "ascend-model"], default="cpu",
+    parser.add_argument("--suite", choices=[*SUITES, *_PLANS], default="cpu",
                         help="attention against peers, whole models as written against fused, the exported node in "
-                             "ONNX Runtime, or a cycle model of the Ascend kernels (default: %(default)s)")
+                             "ONNX Runtime, a cycle model of the Ascend kernels, or what articles say (default: "
+                             "%(default)s)")
     parser.add_argument("--quick", action="store_true", help="a few shapes in float32, in less than four minutes")
     parser.add_argument("--shapes", type=_names([*CASES, *NETS, *ascend_model.CASES]),
                         help=f"comma-separated, of {', '.join(CASES)}; of the suite fusion: {', '.join(NETS)}")
@@ -50,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     cores = len(os.sched_getaffinity(0))
     threads = args.threads or ([cores] if args.quick else sorted({1, cores}))
-    plan = {"fusion": fusion.FusionPlan, "onnx": OnnxPlan,
-            "ascend-model": ascend_model.AscendModelPlan}.get(args.suite, Plan)(args, threads, Progress)
+    plan = _PLANS.get(args.suite, Plan)(args, threads, Progress)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / f"{args.suite}.json").write_text(json.dumps(doctor.environment(), indent=2) + "\n")
     failed, measured = False, []
@@ -66,10 +69,24 @@ def run(args: argparse.Namespace) -> int:
                 writer.writerow(row)
             sys.stdout.flush()
     plan.progress.close()
-    judges = {"cpu": judge, "fusion": fusion.judge, "ascend-model": ascend_model.notes}
+    if args.suite == "cpu":
+        _plot(args.out / "cpu.csv", plan)
+    judges = {"cpu": judge, "fusion": fusion.judge, "ascend-model": ascend_model.notes, "claims": summary}
     for line in judges[args.suite](measured) if args.suite in judges else ():
         print(line)
     return int(failed)
+
+
+def _plot(table, plan):
+    """Charts beside the table, where matplotlib is installed."""
+    from . import plots
+
+    try:
+        for dtype in dict.fromkeys(dtype for _, dtype in plan.problems):
+            for path in plots.draw(table, dtype, table.parent / dtype):
+                print(path, file=sys.stderr)
+    except ImportError:
+        print("no charts: they need matplotlib (pip install 'ms_flash[demo]')", file=sys.stderr)
 
 
 def _wrong(args):
@@ -84,12 +101,14 @@ def _wrong(args):
         return "'dtypes', 'threads' and 'seconds' must not be given for the suite ascend-model, which runs nothing."
     if args.suite == "onnx" and "bfloat16" in (args.dtypes or ()):
         return "'dtypes' of the suite onnx must be of float32, float16, but got 'bfloat16'."
+    if args.suite == "claims" and (args.shapes or args.dtypes):
+        return "'shapes' and 'dtypes' must not be given for the suite claims, whose sizes are those of the claims."
     if args.suite != "cpu" and args.peers:
         return f"'peers' must not be given for the suite {args.suite}."
     return None
 
 
-class Plan:
+class Plan(Runs):
     """What one call of the command measures, and how."""
 
     columns = COLUMNS
@@ -97,16 +116,15 @@ class Plan:
     def __init__(self, args: argparse.Namespace, threads: list, progress):
         suite = SUITES[args.suite]
         self.peers, self.threads = args.peers or (suite.quick_peers if args.quick else suite.peers), threads
-        self.seconds, self.rounds = (args.seconds or 1.0, 3) if args.quick else (args.seconds or 3.0, 5)
         self.memory = not args.no_memory
         shapes = args.shapes or (suite.quick_cases if args.quick else suite.cases)
         dtypes = args.dtypes or (suite.quick_dtypes if args.quick else suite.dtypes)
         self.problems = [(CASES[shape], dtype) for shape in shapes for dtype in dtypes]
         # Memory is measured once per problem, with the full mask only when time is short.
         self.memory_causal = (False,) if args.quick else (False, True)
-        self.progress = progress(sum(
-            len(self.threads) * len(self.variants(case)) + len(self.implementations()) * len(self.memory_variants(case))
-            for case, _ in self.problems))
+        super().__init__(args, progress(sum(
+            len(self.threads) * len(self.variants(case))
+            + len(self.implementations(case)) * len(self.memory_variants(case)) for case, _ in self.problems)))
 
     @staticmethod
     def failed(row: dict) -> bool:
@@ -122,47 +140,33 @@ class Plan:
         """Those whose memory is measured: training steps."""
         return [v for v in self.variants(case) if self.memory and v[0] == "fwd+bwd" and v[1] in self.memory_causal]
 
-    def implementations(self) -> list:
+    def peers_of(self, case: Case) -> tuple:
+        """Who runs it besides us."""
+        return case.peers or self.peers
+
+    def implementations(self, case: Case) -> list:
         """Ours and the peers', each once."""
         from .peers import PEERS
 
-        return list(dict.fromkeys([*(PEERS[peer] for peer in self.peers), *self.peers]))
+        return list(dict.fromkeys([*(PEERS[peer] for peer in self.peers_of(case)), *self.peers_of(case)]))
 
     def rows(self):
         """Yields a dict per row of the table."""
         for case, dtype in self.problems:
             memory = {variant: {} for variant in self.variants(case)}
             for variant in self.memory_variants(case):
-                for name in self.implementations():  # a process each: MindSpore's pool never gives back
+                for name in self.implementations(case):  # a process each: MindSpore's pool never gives back
                     results = self.measure("memory", case, dtype, [variant], [name], max(self.threads))
                     memory[variant].update(next(results))
             for threads in self.threads:
                 variants = self.variants(case)
-                results = self.measure("time", case, dtype, variants, self.implementations(), threads)
+                results = self.measure("time", case, dtype, variants, self.implementations(case), threads)
                 for (direction, causal), times in zip(variants, results):
                     head = {**{column: getattr(case, column) for column in COLUMNS[1:7]}, "shape": case.name,
                             "dtype": dtype, "direction": direction, "causal": int(causal), "threads": threads}
                     limit = of_limit(case, dtype, direction, causal, times.pop("limits", None))
-                    for peer in self.peers:
+                    for peer in self.peers_of(case):
                         yield {**head, **compare(peer, times, memory[direction, causal], limit)}
-
-    def measure(self, what, case, dtype, variants, implementations, threads):
-        """Runs a worker and yields its result for each variant; where it died, the reason stands for all of them."""
-        request = {"what": what, "case": case.name, "dtype": dtype, "variants": variants, "threads": threads,
-                   "implementations": implementations, "seconds": self.seconds, "rounds": self.rounds}
-        self.progress.show(f"{what} {case.name} {dtype} {threads} threads")
-        command = [sys.executable, "-m", "ms_flash.bench.worker", json.dumps(request)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
-            left = len(variants)
-            for line in worker.stdout:
-                if line.startswith("RESULT "):
-                    left -= 1
-                    self.progress.step()
-                    yield json.loads(line[len("RESULT "):])
-            reason = worker.stderr.read().strip().splitlines()[-1:] or ["no message"]
-        for _ in range(left):
-            self.progress.step()
-            yield dict.fromkeys(implementations, f"the process ended with {worker.returncode}: {reason[0][:100]}")
 
 
 def of_limit(case: Case, dtype: str, direction: str, causal: bool, limits):

@@ -7,7 +7,8 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One problem size. With `lengths`, sequences of these lengths lie end to end, `q_len` = `kv_len` is the sum."""
+    """One problem size. With `lengths`, sequences of these lengths lie end to end, `q_len` = `kv_len` is the sum; with
+    a `window`, both lengths are the same."""
 
     name: str
     batch: int
@@ -19,12 +20,16 @@ class Case:
     directions: tuple[str, ...] = ("fwd", "fwd+bwd")
     causal: tuple[bool, ...] = (False, True)
     lengths: tuple[int, ...] = ()
+    window: int = -1    # keys before each query that it sees, causal; -1: all
+    peers: tuple[str, ...] = ()     # instead of those of the suite
 
     def flops(self, direction: str, causal: bool) -> float:
         """Multiplications and additions of the products: 4 D per head and pair of query and key that see each other in
         the forward, 10 D more in the backward, which computes the scores again."""
         pairs = sum(q * k if not causal else q * (q + 1) / 2 + q * (k - q)
                     for q, k in ([(n, n) for n in self.lengths] or [(self.q_len, self.kv_len)]))
+        if self.window >= 0:
+            pairs = self.q_len * (self.window + 1) - self.window * (self.window + 1) / 2
         return (4 if direction == "fwd" else 14) * self.batch * self.heads * self.head_dim * pairs
 
     def read_bytes(self, itemsize: int) -> float:
@@ -48,6 +53,7 @@ CASES = {case.name: case for case in (
     Case("decode-gqa",  1,    32,   8,      1,    8192,  128, **_INFERENCE),
     Case("odd",         1,    8,    8,      3333, 3333,  80),
     Case("varlen",      1,    8,    8,      sum(_PACKED), sum(_PACKED), 64, lengths=_PACKED),
+    Case("window256",   1,    8,    8,      4096, 4096,  64, causal=(False,), window=256, peers=("ms_flash-full",)),
 )}
 
 
@@ -67,7 +73,7 @@ SUITES = {
     "cpu": Suite(cases=tuple(CASES), dtypes=("float32", "float16", "bfloat16"),
                  peers=("mindspore-jit", "mindspore-pynative", "torch", "ort-mha", "ort-attention"),
                  quick_peers=("mindspore-jit", "mindspore-pynative"),
-                 quick_cases=("s512", "s1024", "bert", "decode-gqa", "varlen")),
+                 quick_cases=("s512", "s1024", "bert", "decode-gqa", "varlen", "window256")),
 }
 
 
@@ -111,6 +117,7 @@ TARGETS = (
     *_targets("16-bit forward + backward", _D64, _HALF, "fwd+bwd", (0, 1), torch=5),
     *_targets("decoding", ("decode", "decode-gqa"), ("float32",), "fwd", (0,), torch=1.4, jit=1.3, limit=70),
     *_targets("decoding, 16-bit", ("decode", "decode-gqa"), _HALF, "fwd", (0,), torch=3.5, limit=70),
+    Target("window of 256", "ratio", 6, {"shape": ("window256",), "direction": ("fwd",)}),
     *_targets("odd sizes", ("odd", "varlen", "bert"), ("float32",), "fwd", (0, 1), torch=1.3, jit=1.8),
     *_targets("odd sizes", ("odd", "varlen", "bert"), ("float32",), "fwd+bwd", (0, 1), torch=1.3, jit=1.8),
 )

@@ -7,6 +7,7 @@ with: the one that is called in the same way.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 
@@ -25,12 +26,20 @@ class _Ours(nn.Cell):
     def __init__(self, case: Case, causal: bool, dtype):
         super().__init__()
         self.causal = causal
+        self.window = (case.window, 0) if case.window >= 0 else (-1, -1)
         self.lengths = Tensor(np.cumsum([0, *case.lengths]), ms.int32) if case.lengths else None
 
     def construct(self, query, key, value):
         if self.lengths is None:
-            return ms_flash.flash_attention(query, key, value, causal=self.causal)
+            return ms_flash.flash_attention(query, key, value, causal=self.causal, window_size=self.window)
         return ms_flash.flash_attention_varlen(query, key, value, self.lengths, self.lengths, causal=self.causal)
+
+
+class _OursFull(_Ours):
+    """ms_flash without the window of the case: what the window saves."""
+
+    def __init__(self, case: Case, causal: bool, dtype):
+        super().__init__(dataclasses.replace(case, window=-1), causal, dtype)
 
 
 class _Naive(nn.Cell):
@@ -43,9 +52,11 @@ class _Naive(nn.Cell):
         ends = np.cumsum(case.lengths).tolist()
         self.bounds = list(zip([0, *ends], ends)) if case.lengths else None
         self.mask = None
-        if causal:
+        if causal or case.window >= 0:
             longest = max(case.lengths, default=case.q_len)
             mask = np.triu(np.full((longest, longest), -1e4, np.float32), 1)
+            if case.window >= 0:
+                mask += np.tril(np.full((longest, longest), -1e4, np.float32), -case.window - 1)
             self.mask = Tensor(np.tile(mask, (self.group, 1))).astype(dtype)
 
     def construct(self, query, key, value):
@@ -114,6 +125,8 @@ def _mindspore(cell, compiled):
 
 def _torch(case: Case, dtype: str, direction: str, causal: bool):
     """PyTorch's scaled_dot_product_attention, which picks its flash kernel for the CPU."""
+    if case.window >= 0:
+        raise NotImplementedError("no window")
     import torch
     from torch.nn.functional import scaled_dot_product_attention as attention
 
@@ -149,8 +162,8 @@ def _onnxruntime(graph):
 
         if direction != "fwd":
             raise NotImplementedError("ONNX Runtime does not train here")
-        if case.lengths:
-            raise NotImplementedError("no variable lengths")
+        if case.lengths or case.window >= 0:
+            raise NotImplementedError("no variable lengths, no window")
         if dtype == "bfloat16":
             raise NotImplementedError("no bfloat16 in numpy, which its inputs are")
         node, shapes = graph(case, causal)
@@ -194,6 +207,7 @@ def _standard(case, causal):
 IMPLEMENTATIONS = {
     "ms_flash-jit": _mindspore(_Ours, compiled=True),
     "ms_flash-pynative": _mindspore(_Ours, compiled=False),
+    "ms_flash-full": _mindspore(_OursFull, compiled=True),
     "mindspore-jit": _mindspore(_Naive, compiled=True),
     "mindspore-pynative": _mindspore(_Naive, compiled=False),
     "torch": _torch,
@@ -201,4 +215,4 @@ IMPLEMENTATIONS = {
     "ort-attention": _onnxruntime(_standard),
 }
 PEERS = {"mindspore-jit": "ms_flash-jit", "mindspore-pynative": "ms_flash-pynative", "torch": "ms_flash-jit",
-         "ort-mha": "ms_flash-jit", "ort-attention": "ms_flash-jit"}
+         "ort-mha": "ms_flash-jit", "ort-attention": "ms_flash-jit", "ms_flash-full": "ms_flash-jit"}

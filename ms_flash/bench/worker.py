@@ -1,9 +1,9 @@
 """The process in which something is measured: ``python -m ms_flash.bench.worker``, a request as JSON in, a result out.
 
-A request is {what: "time" or "memory", case, dtype, variants: [[direction, causal], ...], implementations, threads,
-seconds, rounds}. For each variant, a line "RESULT {...}" of the output holds its result by implementation: for "time"
-the seconds of each round, for "memory" MiB; an implementation that cannot run this has its error text there. With the
-times comes "limits": what the machine reached at most just then, FLOP/s and B/s.
+A request is {what: "time" or "memory", case: the fields of a Case, dtype, variants: [[direction, causal], ...],
+implementations, threads, seconds, rounds}. For each variant, a line "RESULT {...}" of the output holds its result by
+implementation: for "time" the seconds of each round, for "memory" MiB; an implementation that cannot run this has its
+error text there. With the times comes "limits": what the machine reached at most just then, FLOP/s and B/s.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from .. import library
-from .cases import CASES
+from .cases import Case
 
 MOST_ROUNDS = 50
 
@@ -66,7 +66,7 @@ def measure_time(request: dict, direction: str, causal: bool) -> dict:
     steps, results = {}, {}
     for name in request["implementations"]:
         try:
-            steps[name] = IMPLEMENTATIONS[name](CASES[request["case"]], request["dtype"], direction, causal)
+            steps[name] = IMPLEMENTATIONS[name](Case(**request["case"]), request["dtype"], direction, causal)
             steps[name]()  # compiles, fills the memory pools, starts the threads
         except Exception as error:  # what a peer raises for what it does not support is not ours to list
             results[name] = _short(error)
@@ -86,7 +86,7 @@ def measure_memory(request: dict, direction: str, causal: bool) -> dict:
     from .peers import IMPLEMENTATIONS
 
     (name,) = request["implementations"]
-    case = CASES[request["case"]]
+    case = Case(**request["case"])
     small = dataclasses.replace(case, batch=1, q_len=16, kv_len=16, lengths=(7, 9) if case.lengths else ())
     try:
         IMPLEMENTATIONS[name](small, request["dtype"], direction, causal)()

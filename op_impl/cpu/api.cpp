@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cpu/address.h"
+#include "cpu/blocks.h"
 #include "cpu/call.h"
 #include "cpu/infer.h"
 #include "cpu/kernels.h"
@@ -138,6 +139,10 @@ int msflash_cpu_force_isa(const char* isa) {
                                   msflash_cpu_isa_list() + ".");
     selection() = k;
   });
+}
+
+int msflash_cpu_set_block_rules(const char* rules) {
+  return guarded([&] { set_block_rules(rules); });
 }
 
 double msflash_cpu_fma_peak() { return selected_kernels()->fma_peak(); }

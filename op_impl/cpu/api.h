@@ -35,6 +35,9 @@ MSF_EXPORT const char* msflash_cpu_isa();
 MSF_EXPORT const char* msflash_cpu_isa_list();  // that this machine can run, the best first, separated by commas
 MSF_EXPORT int msflash_cpu_force_isa(const char* isa);
 
+// Replaces the block sizes measured to be fast, a rule per line: see blocks.h.
+MSF_EXPORT int msflash_cpu_set_block_rules(const char* rules);
+
 // The machine's limits on the threads in use, measured now: multiplications with addition (FLOP/s), reading (B/s).
 MSF_EXPORT double msflash_cpu_fma_peak();
 MSF_EXPORT double msflash_cpu_read_bandwidth();

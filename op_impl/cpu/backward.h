@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "cpu/blocks.h"
 #include "cpu/score.h"
 #include "cpu/threads.h"
 
@@ -147,15 +148,17 @@ class Backward {
  public:
   explicit Backward(const Problem& p) : p_(p) {
     constexpr int64_t step = kTileLanes<T>;
-    block_m_ = p.block_m ? Band::clamp(round_up(p.block_m, step), step, kMaxRows) : round_up(96, step);
-    block_n_ = p.block_n ? Band::clamp(round_up(p.block_n, 24), 24, 960) : 144;
+    const msf::Blocks tuned = msf::tuned_blocks(p, true);
+    block_m_ = Band::clamp(round_up(first_set(p.block_m, tuned.rows, 96), step), step, kMaxRows);
+    block_n_ = Band::clamp(round_up(first_set(p.block_n, tuned.keys, 144), 24), 24, 960);
+    keys_per_part_ = first_set(0, tuned.keys_per_part, 256);
   }
 
   void run() {
-    constexpr int64_t kEnoughTasks = 8, kKeysPerPart = 256;
+    constexpr int64_t kEnoughTasks = 8;
     const int64_t pairs = p_.batch * p_.kv_heads;
     parts_ =
-        pairs == 0 || pairs >= kEnoughTasks ? 1 : Band::clamp(kEnoughTasks / pairs, 1, p_.max_k / kKeysPerPart + 1);
+        pairs == 0 || pairs >= kEnoughTasks ? 1 : Band::clamp(kEnoughTasks / pairs, 1, p_.max_k / keys_per_part_ + 1);
     for (int64_t b = 0; b < p_.batch; ++b)
       for (int64_t h = 0; h < p_.kv_heads; ++h)
         for (int64_t part = 0; part < parts_; ++part) {
@@ -353,7 +356,7 @@ class Backward {
   }
 
   const Problem& p_;
-  int64_t block_m_, block_n_, parts_ = 1, dq_size_ = 0;
+  int64_t block_m_, block_n_, keys_per_part_, parts_ = 1, dq_size_ = 0;
   std::vector<Task> tasks_;
   Buffer<T> dq_parts_;
   Buffer<double> dsinks_;

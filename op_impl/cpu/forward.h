@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <vector>  // of types of this file only: see simd.h on names shared between builds
 
+#include "cpu/blocks.h"
 #include "cpu/narrow.h"
 #include "cpu/threads.h"
 
@@ -38,9 +39,10 @@ class Forward {
   explicit Forward(const Problem& p) : p_(p) {
     // 192 rows share each block of K and V: measured 20 % faster than 96 for float32 (AVX-512, head_dim 64), and no
     // slower for 16-bit, which also widens the block. 384 gains little and leaves fewer tasks.
-    block_m_ = p.block_m ? Band::clamp(round_up(p.block_m, kTileLanes<T>), kTileLanes<T>, kMaxRows)
-                         : round_up(192, kTileLanes<T>);
-    block_n_ = p.block_n ? Band::clamp(round_up(p.block_n, 8), 8, 1024) : 128;
+    const msf::Blocks tuned = msf::tuned_blocks(p, false);
+    block_m_ = Band::clamp(round_up(first_set(p.block_m, tuned.rows, 192), kTileLanes<T>), kTileLanes<T>, kMaxRows);
+    block_n_ = Band::clamp(round_up(first_set(p.block_n, tuned.keys, 128), 8), 8, 1024);
+    keys_per_part_ = first_set(0, tuned.keys_per_part, 512);
   }
 
   void run() {
@@ -54,7 +56,7 @@ class Forward {
     int64_t blocks = 0;
     for (int64_t b = 0; b < p_.batch; ++b)
       blocks += (p_.seq[b].q_len * p_.group() + block_m_ - 1) / block_m_ * p_.kv_heads;
-    constexpr int64_t kEnoughTasks = 32, kKeysPerPart = 512;
+    constexpr int64_t kEnoughTasks = 32;
     for (int64_t b = 0; b < p_.batch; ++b) {
       const Band band = p_.band(b);
       const int64_t rows = p_.seq[b].q_len * p_.group();
@@ -66,7 +68,7 @@ class Forward {
         if (p_.splits)
           parts = std::max<int64_t>(1, std::min(p_.splits, keys));
         else if (blocks < kEnoughTasks)
-          parts = std::max<int64_t>(1, std::min(kEnoughTasks / blocks, keys / kKeysPerPart));
+          parts = std::max<int64_t>(1, std::min(kEnoughTasks / blocks, keys / keys_per_part_));
         for (int64_t h = 0; h < p_.kv_heads; ++h) {
           for (int64_t part = 0; part < parts; ++part)
             tasks_.push_back({b, h, row0, row1, lo + keys * part / parts, lo + keys * (part + 1) / parts, part, parts,
@@ -249,7 +251,7 @@ class Forward {
   }
 
   const Problem& p_;
-  int64_t block_m_, block_n_, slots_ = 0, slot_size_ = 0;
+  int64_t block_m_, block_n_, keys_per_part_, slots_ = 0, slot_size_ = 0;
   std::vector<ForwardTask> tasks_;
   Buffer<T> parts_;
 };

@@ -56,6 +56,11 @@ struct Buffer {
   }
 };
 
+// The caller's wish, what was measured, or the default: the first that is not 0.
+MSF_INLINE int64_t first_set(int64_t wish, int64_t tuned, int64_t otherwise) {
+  return wish ? wish : tuned ? tuned : otherwise;
+}
+
 constexpr int kMaxRows = 384;  // query rows of one task, at most
 
 // The query rows one task works on: (query, head of the group) pairs of one (batch, kv head), queries outermost, so
