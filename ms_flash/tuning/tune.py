@@ -119,15 +119,15 @@ def best(site: Site, seconds: float) -> Found:
             step()
         return timed
 
-    candidates = dict(enumerate([{}, *_SIZES[site.pass_]]))
-    times = {}
+    candidates = dict(enumerate(_SIZES[site.pass_], 1))
+    steps = {0: with_sizes({}), **{i: with_sizes(sizes) for i, sizes in candidates.items()}}
     # a third of the time for all of them, a third for the best quarter, a third for the best one
-    for keep in (len(candidates), len(candidates) // 4, 2):
-        ranking = sorted(candidates, key=lambda i: statistics.median(times[i]) if times else i)
-        kept = list(dict.fromkeys([0, *ranking[:keep]]))[:max(keep, 2)]
-        times = interleaved({i: with_sizes(candidates[i]) for i in kept}, seconds / 3, 3)
-    own_times, winner = times.pop(0), min(times, key=lambda i: statistics.median(times[i]))
-    gain = statistics.quantiles([a / b for a, b in zip(own_times, times[winner])], n=4, method="inclusive")
+    for keep in (len(candidates) // 4, 1, 1):
+        times = interleaved(steps, seconds / 3, 3)
+        ranking = sorted(candidates.keys() & steps.keys(), key=lambda i: statistics.median(times[i]))
+        steps = {i: steps[i] for i in (0, *ranking[:keep])}
+    winner = ranking[0]
+    gain = statistics.quantiles([a / b for a, b in zip(times[0], times[winner])], n=4, method="inclusive")
     return Found(candidates[winner], tuple(gain))
 
 
