@@ -4,7 +4,10 @@ What the kernels compute is the business of test_kernels.py; here it is that Min
 """
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import flash_rule
 import mindspore as ms
@@ -269,3 +272,12 @@ def test_fusion_uses_it_where_it_takes_the_dtype(dtype, launches, monkeypatch):
         got = Written()(*qkv)
     assert set(ascend_twin.totals()) == launches
     np.testing.assert_allclose(array(got), array(expected), atol=4e-3)
+
+
+def test_the_sample_trains_on_it_and_agrees_with_the_cpu(tmp_path):
+    sample = Path(__file__).resolve().parents[2] / "samples" / "ascend_twin_step.py"
+    done = subprocess.run([sys.executable, sample, "--steps", "2", "--context", "40", "--batch", "1"], cwd=tmp_path,
+                          text=True, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "host twin" in done.stdout and "\nagree: " in done.stdout
+    assert {"fwd", "bwd"} <= {line.split()[0] for line in done.stdout.splitlines() if line}
