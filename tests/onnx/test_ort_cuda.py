@@ -13,12 +13,17 @@ from gpu import cuda_host
 from ms_flash.onnx_export import ort_ops
 from test_ort_ops import DTYPES, check, random_call, run, session
 
-# Stands in for cpu_kernel.cpp: the CPU provider, the only one here, hands its calls to the CUDA side.
+# Stands in for cpu_kernel.cpp: the CPU provider, the only one here, hands its calls to the CUDA side. It keeps the
+# attributes in one of the texts that the class has for them.
 BRIDGE = """
+#include <cstring>
 #include "ort_ops/kernels.h"
 namespace ort_ops {
-void run_on_cpu(const Attributes& a, const Call& call, const ort::Api*, const ort::KernelContext*) {
+CpuKernel::CpuKernel(const Attributes& a) : plain_(reinterpret_cast<const char*>(&a), sizeof a) {}
+void CpuKernel::run(const Call& call, const ort::Api*, const ort::KernelContext*) const {
   if (cuda_unavailable()) throw Error(cuda_unavailable());
+  Attributes a;
+  std::memcpy(&a, plain_.data(), sizeof a);
   run_on_cuda(a, call, nullptr);
 }
 }  // namespace ort_ops
