@@ -133,7 +133,8 @@ def _bench(words=None, summary=False):
         if row["memory_ratio"]:
             cells["memory", row["peer"]] = f"{row['memory_ratio']}×"
     titles = {"fwd": "forward", "fwd+bwd": "forward + backward", "memory": "memory"}
-    columns = [(what, peer) for what in titles for peer in peers]
+    columns = [(what, peer) for what in titles for peer in peers
+               if any((what, peer) in cells for cells in lines.values())]
     header = ["shape", "dtypes", "mask", "threads",
               *(f"{words.get(titles[what], titles[what])}: {peer}" for what, peer in columns)]
     rows = [(*key, *(cells.get(column, "–") for column in columns)) for key, cells in lines.items()]

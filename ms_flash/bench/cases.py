@@ -136,6 +136,7 @@ class Net:
     packed: bool
     mask: str | None
     layers: int = 2
+    attention: bool = True  # False: the values are handed on
 
 
 NETS = {net.name: net for net in (

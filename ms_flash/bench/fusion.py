@@ -16,7 +16,10 @@ from .cases import NETS
 VARIANTS = {"unfused": None, "auto": {}, "core": {"level": "core"}, "layout": {"level": "layout"},
             "block": {"level": "block"}, "block-recompute": {"level": "block", "memory": "recompute"}}
 COLUMNS = ("net", "batch", "length", "width", "heads", "layers", "threads", "level", "fused", "ms", "unfused_ms",
-           "ratio", "ratio_low", "ratio_high", "mib", "unfused_mib", "memory_ratio", "loss_difference", "note")
+           "ratio", "ratio_low", "ratio_high", "attention", "unfused_attention", "mib", "unfused_mib", "memory_ratio",
+           "loss_difference", "note")
+# The model whose attention hands the values on: what remains of a step without scores, softmax and mixing.
+WITHOUT = "without"
 
 
 class FusionPlan:
@@ -37,7 +40,7 @@ class FusionPlan:
             for name in VARIANTS if self.memory else ():    # a process each: MindSpore's pool never gives back
                 memory[name] = self.measure("memory", net, [name], max(self.threads))[name]
             for threads in self.threads:
-                times = self.measure("time", net, list(VARIANTS), threads)
+                times = self.measure("time", net, [*VARIANTS, WITHOUT], threads)
                 for name in VARIANTS:
                     if name != "unfused":
                         yield {"net": net.name, "batch": net.batch, "length": net.length, "width": net.width,
@@ -77,6 +80,9 @@ def compare(times: dict, memory: dict, name: str) -> dict:
         columns["unfused_ms"] = round(1e3 * statistics.median(theirs["times"]), 1)
         ratios = [b / a for a, b in zip(mine["times"], theirs["times"])]
         low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        if "times" in times.get(WITHOUT, {}):
+            columns["attention"], columns["unfused_attention"] = (
+                _attention(x["times"], times[WITHOUT]["times"]) for x in (mine, theirs))
         columns.update(ratio_low=round(low, 2), ratio=round(middle, 2), ratio_high=round(high, 2))
         columns["loss_difference"] = f"{abs(mine['loss'] - theirs['loss']):.1e}"
     if "mib" in memory.get(name, {}):
@@ -85,6 +91,11 @@ def compare(times: dict, memory: dict, name: str) -> dict:
         columns["unfused_mib"] = round(memory["unfused"]["mib"], 1)
         columns["memory_ratio"] = round(memory["unfused"]["mib"] / max(memory[name]["mib"], 0.1), 2)
     return {**columns, "note": "; ".join(notes)}
+
+
+def _attention(step: list, without: list):
+    """Percent of a step that attention takes: what is saved where it is left out, the median of the rounds."""
+    return round(100 * statistics.median(1 - b / a for a, b in zip(step, without)), 1)
 
 
 def judge(rows: list):
@@ -108,7 +119,9 @@ def _step_of(name, net):
 
     from .nets import training_step
 
-    step, arguments, reports = training_step(net), VARIANTS[name], []
+    if name == WITHOUT:
+        net = dataclasses.replace(net, attention=False)
+    step, arguments, reports = training_step(net), VARIANTS.get(name), []
     context = contextlib.nullcontext if arguments is None else lambda: ms_flash.fusion(**arguments)
 
     def run():

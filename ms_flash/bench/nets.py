@@ -13,6 +13,7 @@ class _Attention(nn.Cell):
     def __init__(self, net: Net):
         super().__init__()
         self.heads, self.head_dim, self.packed = net.heads, net.width // net.heads, net.packed
+        self.attention = net.attention
         if net.packed:
             self.qkv = nn.Dense(net.width, 3 * net.width)
         else:
@@ -31,6 +32,8 @@ class _Attention(nn.Cell):
             query, key, value = ops.chunk(self.qkv(x), 3, axis=-1)
         else:
             query, key, value = self.query(x), self.key(x), self.value(x)
+        if not self.attention:
+            return self.output(query + key + value)     # a use of all three, or their projections would be left out too
         query, key, value = self.split(query), self.split(key), self.split(value)
         scores = ops.matmul(query, key.swapaxes(-1, -2)) * self.head_dim**-0.5
         if self.later is not None:

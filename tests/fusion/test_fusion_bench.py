@@ -16,22 +16,23 @@ TINY_PADDED = cases.Net("tiny-padded", 2, 24, 32, 2, packed=False, mask="padding
 
 @pytest.mark.parametrize("net", [TINY, TINY_PADDED], ids=lambda net: net.name)
 def test_every_level_is_measured_in_one_process(net):
-    variants = ["unfused", "core", "layout"]
+    variants = ["unfused", "core", "layout", fusion.WITHOUT]
     results = fusion.measure_time(net, {"variants": variants, "seconds": 0.0, "rounds": 2})
     assert {name: (result["fused"], len(result["times"])) for name, result in results.items()} == {
-        "unfused": ("", 2), "core": ("1 core", 2), "layout": ("1 layout", 2)}
-    losses = [result["loss"] for result in results.values()]
+        "unfused": ("", 2), "core": ("1 core", 2), "layout": ("1 layout", 2), fusion.WITHOUT: ("", 2)}
+    losses = [result["loss"] for name, result in results.items() if name != fusion.WITHOUT]
     assert max(losses) - min(losses) <= 1e-5 * min(losses)
 
 
 def test_rows():
     times = {"unfused": {"times": [3.0, 4.0, 5.0], "loss": 2.0, "fused": ""},
              "core": {"times": [1.0, 2.0, 2.0], "loss": 2.5, "fused": "1 core"},
+             fusion.WITHOUT: {"times": [0.75, 1.0, 1.0], "loss": 9.0, "fused": ""},
              "block": {"note": "died"}}
     row = fusion.compare(times, {"unfused": {"mib": 30.0}, "core": {"mib": 10.0}, "block": {"mib": 5.0}}, "core")
     assert row == {"fused": "1 core", "ms": 2000.0, "unfused_ms": 4000.0, "ratio": 2.5, "ratio_low": 2.25,
-                   "ratio_high": 2.75, "mib": 10.0, "unfused_mib": 30.0, "memory_ratio": 3.0,
-                   "loss_difference": "5.0e-01", "note": ""}
+                   "ratio_high": 2.75, "attention": 50.0, "unfused_attention": 75.0, "mib": 10.0, "unfused_mib": 30.0,
+                   "memory_ratio": 3.0, "loss_difference": "5.0e-01", "note": ""}
     assert not fusion.FusionPlan.failed(row)
     row = fusion.compare(times, {}, "block")
     assert row["note"] == "time of block: died" and fusion.FusionPlan.failed(row)
@@ -65,7 +66,7 @@ def test_progress_counts_every_process(monkeypatch):
     class Done:
         returncode, stderr = 0, ""
         stdout = "RESULT " + json.dumps({name: {"times": [1.0, 1.0], "loss": 1.0, "fused": "2 core", "mib": 1.0}
-                                         for name in fusion.VARIANTS})
+                                         for name in (*fusion.VARIANTS, fusion.WITHOUT)})
 
     monkeypatch.setattr(fusion.subprocess, "run", lambda *_, **__: Done)
     args = argparse.Namespace(shapes=["vit-s"], seconds=None, quick=True, no_memory=False)
