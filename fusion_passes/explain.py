@@ -42,7 +42,7 @@ def explain(net, *inputs, level="auto", dropout=True, memory="keep", train=True)
         >>> x = ms.Tensor(np.ones((1, 3, 8)), ms.float32)
         >>> report = ms_flash.explain(net, x, x, x, None, False)   # need_weights=False
         ms_flash fusion: 1 of 1 attention sites fused in 1 graph
-          fused, layout  net (nn_func.py:3224)  B2 N1 S3 D4 float32  scale 0.5, forward and backward
+          fused, layout  net (nn_func.py:3224)  B1 N2 S3 D4 float32  scale 0.5, forward and backward
     """
     steps.checked("explain", net, inputs)
     if not isinstance(train, bool):

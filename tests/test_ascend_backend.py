@@ -34,7 +34,7 @@ class StandIn(ascend.AscendBackend):
     def custom(self, op, out_shape, out_dtype, bprop):
         from mindspore.ops import CustomRegOp, DataType
 
-        info = CustomRegOp(op)
+        info = CustomRegOp(f"StandIn{op}")  # MindSpore keeps a registration by its name: the CPU backend has one of op
         for index, entry in enumerate(entries(op)):
             info.input(index, entry["name"], "optional")
         info.attr("spec", "required", "str")
