@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("stand_in")
 class StandIn(ascend.AscendBackend):
     """The backend, but for what it calls."""
 
-    def __init__(self):
-        self.calls = []
+    def __init__(self, library_path):
+        self.library_path, self.calls = library_path, []
 
     def available(self):
         return True, ""
@@ -34,7 +34,7 @@ class StandIn(ascend.AscendBackend):
     def custom(self, op, out_shape, out_dtype, bprop):
         from mindspore.ops import CustomRegOp, DataType
 
-        info = CustomRegOp(f"StandIn{op}")  # MindSpore keeps a registration by its name: the CPU backend has one of op
+        info = CustomRegOp(op)
         for index, entry in enumerate(entries(op)):
             info.input(index, entry["name"], "optional")
         info.attr("spec", "required", "str")
@@ -43,13 +43,21 @@ class StandIn(ascend.AscendBackend):
             info.output(index, name, "required" if len(outputs) > 1 else "dynamic")
         info.dtype_format(*[DataType.None_None] * (len(entries(op)) + len(outputs)))
         self.calls.append(op)
-        return ascend._InGraph(f"{library.path()}:{op}", out_shape, out_dtype, "aot", bprop,
+        return ascend._InGraph(f"{self.library_path}:{op}", out_shape, out_dtype, "aot", bprop,
                                info.target("CPU").get_op_info())
 
 
+@pytest.fixture(scope="session")
+def another_path(tmp_path_factory):
+    """The CPU library by another name: MindSpore keeps one registration per name, and the CPU backend has one."""
+    path = tmp_path_factory.mktemp("stand_in") / "libstand_in.so"
+    path.symlink_to(library.path())
+    return path
+
+
 @pytest.fixture
-def stand_in(monkeypatch):
-    monkeypatch.setitem(backends.BACKENDS, "ascend", StandIn())
+def stand_in(monkeypatch, another_path):
+    monkeypatch.setitem(backends.BACKENDS, "ascend", StandIn(another_path))
     backends._checked.cache_clear()
     spec._parse_cached.cache_clear()    # specs keep the primitives of a backend by its name
     yield backends.BACKENDS["ascend"]
