@@ -178,10 +178,10 @@ def check_caches(case, caches):
                 table = case.inputs.get("block_table")
                 block, row = (b, at) if table is None else (table[b, at // wanted.shape[2]], at % wanted.shape[2])
                 wanted[block, :, row] = new[part][:, i]
-                if turned:          # float32 arithmetic against float64: the last bit may differ
+                if turned:      # float32 against float64: where two terms cancel, what is off is a rounding of the terms
                     have, want = (x.astype(np.float64) for x in (cache[block, :, row], new[part][:, i]))
-                    bound = 2 * float(flash_rule.ml_dtypes.finfo(dtype).eps) * (np.abs(want) + np.abs(want).max() * 0.1)
-                    assert (np.abs(have - want) <= bound).all(), f"{slot}: token {at} of sequence {b}"
+                    bound = 2 * float(flash_rule.ml_dtypes.finfo(dtype).eps) * np.abs(want).max()
+                    assert np.abs(have - want).max() <= bound, f"{slot}: token {at} of sequence {b}"
                     wanted[block, :, row] = cache[block, :, row]
         bits = np.uint32 if dtype == np.float32 else np.uint16
         same = cache.view(bits) == wanted.view(bits)
