@@ -178,7 +178,7 @@ def check_caches(case, caches):
                 table = case.inputs.get("block_table")
                 block, row = (b, at) if table is None else (table[b, at // wanted.shape[2]], at % wanted.shape[2])
                 wanted[block, :, row] = new[part][:, i]
-                if turned:      # float32 against float64: where two terms cancel, what is off is a rounding of the terms
+                if turned:      # float32 against float64: where terms cancel, what is off is a rounding of the terms
                     have, want = (x.astype(np.float64) for x in (cache[block, :, row], new[part][:, i]))
                     bound = 2 * float(flash_rule.ml_dtypes.finfo(dtype).eps) * np.abs(want).max()
                     assert np.abs(have - want).max() <= bound, f"{slot}: token {at} of sequence {b}"
