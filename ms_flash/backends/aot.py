@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import functools
-import threading
 
 import numpy as np
-from mindspore import ops
 from mindspore.ops import signature as sig
 
 from .. import op_table
 from ..kvcache_spec import KVCACHE_SLOTS
 from ..library import Native
-from .base import Backend
-
-_launching = threading.Lock()
+from .base import Backend, Custom
 
 
-class _Custom(ops.Custom):
-    """MindSpore's primitive for one caller at a time: it mixes up the tensors of Custom ops that several Python threads
-    launch at once in PyNative (seen in 2.10; a graph does not come here)."""
-
-    def __call__(self, *args):
-        with _launching:
-            return super().__call__(*args)
-
-
-class _Writing(_Custom):
+class _Writing(Custom):
     """The op that appends to a cache in place.
 
     MindSpore 2.10 hands a Custom the memory of a Parameter itself, so the kernel may write there. Without the attribute
@@ -71,13 +58,13 @@ class AotBackend(Backend):
 
     @functools.cached_property
     def _address(self):
-        return _Custom(f"{self.library.path()}:MsFlashAddress", None, None, "aot", None,
+        return Custom(f"{self.library.path()}:MsFlashAddress", None, None, "aot", None,
                        op_table.registration("MsFlashAddress", "CPU")).add_prim_attr("spec", "")
 
     def primitive(self, op, spec, bprop):
         registration = op_table.registration(op, "CPU")
         writes = op == "MsFlashKvCache" and spec.appends
-        kind = _Writing if writes else _Custom
+        kind = _Writing if writes else Custom
         custom = kind(f"{self.library.path()}:{op}", None, None, "aot", bprop, registration)
         custom.add_prim_attr("spec", spec.render())
         if writes:

@@ -13,7 +13,16 @@ from ..kvcache_spec import KvCacheSpec, MergeSpec
 from ..mha_spec import MhaSpec
 from ..spec import AttentionSpec, type_error, value_error
 
-_building = threading.Lock()
+_building, _launching = threading.Lock(), threading.Lock()
+
+
+class Custom(ops.Custom):
+    """MindSpore's primitive for one caller at a time: it mixes up the tensors of Custom ops that several Python threads
+    launch at once in PyNative, native and Python ones (seen in 2.10; a graph does not come here)."""
+
+    def __call__(self, *args):
+        with _launching:
+            return super().__call__(*args)
 
 
 class Backend(abc.ABC):

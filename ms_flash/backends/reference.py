@@ -5,12 +5,11 @@ from __future__ import annotations
 import mindspore
 import ml_dtypes
 import numpy as np
-from mindspore import ops
 
 from .. import reference
 from ..kvcache_spec import KVCACHE_SLOTS, MERGE_SLOTS
 from ..spec import SLOTS
-from .base import Backend
+from .base import Backend, Custom
 
 _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 _TO_BNSD = {"BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3), "BSH": (0, 2, 1, 3), "SBH": (1, 2, 0, 3)}
@@ -57,7 +56,7 @@ class ReferenceBackend(Backend):
         if len(results) == 1:
             shapes, dtypes = shapes[0], dtypes[0]
         function = {"MsFlashFwd": forward, "MsFlashKvCache": kvcache, "MsFlashMerge": merge}.get(op, gradient)
-        return ops.Custom(function, lambda *_: shapes, lambda *_: dtypes, "pyfunc", bprop)
+        return Custom(function, lambda *_: shapes, lambda *_: dtypes, "pyfunc", bprop)
 
 
 def _slots(op):
