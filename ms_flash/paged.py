@@ -29,7 +29,7 @@ class CacheFullError(RuntimeError):
         total (int): Blocks of the cache.
 
     Supported Platforms:
-        ``Ascend`` (sources, unproven) / ``CPU``
+        ``CPU``
 
     Examples:
         >>> import mindspore as ms
@@ -88,7 +88,7 @@ class PagedKVCache(nn.Cell):
         ValueError: If a size is less than 1, or `layout` is unknown.
 
     Supported Platforms:
-        ``Ascend`` (sources, unproven) / ``CPU``
+        ``CPU``
 
     Examples:
         >>> import mindspore as ms
