@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .builder import NUMBERS, Builder, Scalar, Tensor, Unsupported
-from .mindir import Monad, Program, ScalarType, SubGraph, TensorType
+from .mindir import Monad, Program, ScalarType, SubGraph, TensorType, place
 from .rules import RULES
 
 
@@ -92,11 +92,13 @@ class Converter:
         if any(_contains_failure(x) for x in inputs):
             return _Failed()
         rule = rule_of(node.op)
-        scope = _readable(node.scope)
+        scope = place(node.scope)
         if rule is None:
             self.refusals.append(Refusal(node.op, scope, ""))
             return _Failed()
-        outer, self.builder.scope = self.builder.scope, scope
+        # the names of a file depend on the net alone
+        named = scope.rpartition(".")[0] if scope in self.program.plain else scope
+        outer, self.builder.scope = self.builder.scope, named
         depth = len(self._stack)
         try:
             if in_place(node):
@@ -209,13 +211,6 @@ def _typed(result, kind):
         if result.array is None and -2 not in kind.shape:
             result.shape = kind.shape
     return result
-
-
-def _readable(scope):
-    """``Default/blocks-CellList/0-Block/attention-NaiveAttention/Softmax-op0`` -> ``blocks.0.attention``."""
-    parts = scope.split("/")[:-1]
-    parts = parts[1:] if parts[:1] == ["Default"] or parts[:1] == ["Gradients"] else parts
-    return ".".join(part.rsplit("-", 1)[0] for part in parts if "-" in part)
 
 
 def _explain(refusals):

@@ -75,12 +75,17 @@ class Graph:
 
 @dataclass
 class Program:
-    """All graphs of a net. `parameters` holds its weights by name, `constants` what is fixed, across the graphs."""
+    """All graphs of a net. `parameters` holds its weights by name, `constants` what is fixed, across the graphs.
+
+    `plain` are the places of Cells like nn.ReLU, without weights and without Cells inside. MindSpore writes such a
+    Cell into the scope of its nodes or leaves it out, after what the process compiled before.
+    """
 
     main: Graph
     graphs: dict[str, Graph]
     parameters: dict[str, Parameter]
     constants: dict[str, Any]
+    plain: set[str] = field(default_factory=set)
 
 
 class Parameter(NamedTuple):
@@ -112,8 +117,17 @@ def from_net(net, inputs, func="export_onnx") -> Program:
             raise MindirError(f"For '{func}', the net holds Python that MindSpore runs as it is instead of compiling "
                               "it (PyExecute), such as NumPy, or an index of Tensors of free lengths.") from error
     weights = net.parameters_dict()
-    return _Reader(_parse(stream, "the graph of the net", func), func).program(
+    program = _Reader(_parse(stream, "the graph of the net", func), func).program(
         lambda name: weights[name].data if name in weights else None)
+    program.plain = {name for name, cell in net.cells_and_names() if not cell._cells and not cell._params}
+    return program
+
+
+def place(scope):
+    """``Default/blocks-CellList/0-Block/attention-NaiveAttention/Softmax-op0`` -> ``blocks.0.attention``."""
+    parts = scope.split("/")[:-1]
+    parts = parts[1:] if parts[:1] == ["Default"] or parts[:1] == ["Gradients"] else parts
+    return ".".join(part.rsplit("-", 1)[0] for part in parts if "-" in part)
 
 
 @contextlib.contextmanager

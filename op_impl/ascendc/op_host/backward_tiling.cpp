@@ -35,7 +35,7 @@ void fit_ub(BackwardTiling* t, int64_t size, int64_t keys) {
     for (int64_t tile = 16 * 1024; tile >= 32 * std::max<int64_t>(keys, channels); tile /= 2)
       if (place_in_ub(t, size, tile)) return;
   }
-  fail("the buffers do not fit the ", size, " bytes of UB.");
+  reject("the buffers do not fit the ", size, " bytes of UB.");
 }
 
 struct Lengths {

@@ -22,7 +22,7 @@ struct Line {
 
   template <class... Parts>
   [[noreturn]] void wrong(const Parts&... parts) const {
-    fail("line ", number, " of the presets ", file, " ", parts...);
+    reject("line ", number, " of the presets ", file, " ", parts...);
   }
 };
 
@@ -86,7 +86,7 @@ std::vector<Preset> parse_presets(const std::string& text, const std::string& na
 
 std::vector<Preset> read_presets(const std::string& path) {
   std::ifstream file(path);
-  if (!file) fail("the presets '", path, "', which MS_FLASH_PRESETS names, cannot be read.");
+  if (!file) reject("the presets '", path, "', which MS_FLASH_PRESETS names, cannot be read.");
   std::ostringstream text;
   text << file.rdbuf();
   return parse_presets(text.str(), path);

@@ -18,7 +18,7 @@ int64_t from_environment(const char* name) {
   if (!text || !*text) return 0;
   char* end;
   const long long value = std::strtoll(text, &end, 10);
-  if (*end || value < 0) fail("the environment variable ", name, " must be a number >= 0, but got '", text, "'.");
+  if (*end || value < 0) reject("the environment variable ", name, " must be a number >= 0, but got '", text, "'.");
   return value;
 }
 
@@ -30,12 +30,12 @@ TilingChoice TilingChoice::from_environment() {
 }
 
 AttentionTiling attention_tiling(const Problem& p) {
-  if (p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) fail("'query' must be float16 or bfloat16.");
-  if (p.high) fail("precision_mode='high' is not supported: matrix products accumulate in float32.");
+  if (p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) reject("'query' must be float16 or bfloat16.");
+  if (p.high) reject("precision_mode='high' is not supported: matrix products accumulate in float32.");
   for (const auto& [name, d] : {std::pair{"query", p.d}, std::pair{"value", p.dv}})
     if (d % kFractal || d < kFractal || d > 256)
-      fail("the 'head_dim' of '", name, "' must be a multiple of 16 from 16 to 256, but got ", d, ".");
-  if (p.q_rows > INT32_MAX || p.k_rows > INT32_MAX) fail("a length must be below 2^31.");
+      reject("the 'head_dim' of '", name, "' must be a multiple of 16 from 16 to 256, but got ", d, ".");
+  if (p.q_rows > INT32_MAX || p.k_rows > INT32_MAX) reject("a length must be below 2^31.");
   AttentionTiling a{};
   a.batch = p.batch, a.heads = p.heads, a.kv_heads = p.kv_heads, a.group = p.group();
   a.q_len = p.max_q, a.k_len = p.max_k;
@@ -93,7 +93,7 @@ void fit_ub(ForwardTiling* t, int64_t size, int64_t stack) {
     for (int64_t tile = 32 * 1024; tile >= 32 * std::max<int64_t>(stack, t->a.dv); tile /= 2)
       if (place_in_ub(t, size, tile)) return;
   }
-  fail("the buffers do not fit the ", size, " bytes of UB.");
+  reject("the buffers do not fit the ", size, " bytes of UB.");
 }
 
 void place_in_l1(ForwardTiling* t, int64_t size, bool single) {

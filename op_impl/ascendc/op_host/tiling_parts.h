@@ -13,7 +13,7 @@ namespace msf {
 constexpr int64_t kFractal = 16, kSelectScratch = 8 * 1024;
 
 template <class... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
+[[noreturn]] void reject(const Parts&... parts) {
   std::ostringstream text;
   text << "For 'flash_attention' on Ascend, ";
   (text << ... << parts);
@@ -36,7 +36,7 @@ class Budget {
   bool fits() const { return used_ <= size_; }
   int32_t used() const { return int32_t(used_); }
   void check() const {
-    if (!fits()) fail("the buffers in ", name_, " take ", used_, " bytes of ", size_, ": choose smaller blocks.");
+    if (!fits()) reject("the buffers in ", name_, " take ", used_, " bytes of ", size_, ": choose smaller blocks.");
   }
 
  private:

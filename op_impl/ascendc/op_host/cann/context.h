@@ -33,14 +33,14 @@ inline DType to_dtype(ge::DataType dtype) {
     case ge::DT_INT64:
       return DType::i64;
     default:
-      fail("an input has a dtype that the kernels do not take.");
+      reject("an input has a dtype that the kernels do not take.");
   }
 }
 
 template <class Context>
 Spec spec_of(const Context* context) {
   const char* text = context->GetAttrs()->GetStr(0);
-  if (!text) fail("the attribute 'spec' is missing.");
+  if (!text) reject("the attribute 'spec' is missing.");
   return Spec(text);
 }
 

@@ -14,7 +14,7 @@ ge::graphStatus infer_shape(gert::InferShapeContext* context) {
     for (int slot = 0; slot < inputs; ++slot) {
       if (!spec.has(slot)) continue;
       const gert::Shape* shape = context->GetOptionalInputShape(slot);
-      if (!shape) fail("input ", slot, " is absent, but the attribute 'present' says otherwise.");
+      if (!shape) reject("input ", slot, " is absent, but the attribute 'present' says otherwise.");
       shapes.push_back(to_vector(*shape));
     }
     const std::vector<std::vector<int64_t>> results = infer_shapes(OP, spec, shapes);

@@ -51,7 +51,7 @@ Array array_of(gert::TilingContext* context, int slot) {
   Array array{slot == kSeed ? nullptr : on_device, to_vector(shape->GetStorageShape()), to_dtype(desc->GetDataType())};
   if (slot == kCuQ || slot == kCuK) {
     const gert::Tensor* lengths = context->GetOptionalInputTensor(slot);
-    if (!lengths || !lengths->GetData<int64_t>()) fail("the cumulative lengths must be known to the host.");
+    if (!lengths || !lengths->GetData<int64_t>()) reject("the cumulative lengths must be known to the host.");
     array.data = const_cast<int64_t*>(lengths->GetData<int64_t>());
   }
   return array;
@@ -82,7 +82,7 @@ ge::graphStatus tile(gert::TilingContext* context) {
 
     gert::TilingData* tiling = context->GetRawTilingData();
     if (plan.bytes.size() > tiling->GetCapacity())
-      fail("the table of work takes ", plan.bytes.size(), " bytes, but the tiling buffer holds ", tiling->GetCapacity(),
+      reject("the table of work takes ", plan.bytes.size(), " bytes, but the tiling buffer holds ", tiling->GetCapacity(),
            ". Hint: a larger block_m, or fewer sequences in a call.");
     std::memcpy(tiling->GetData(), plan.bytes.data(), plan.bytes.size());
     tiling->SetDataSize(plan.bytes.size());
