@@ -82,8 +82,8 @@ ge::graphStatus tile(gert::TilingContext* context) {
 
     gert::TilingData* tiling = context->GetRawTilingData();
     if (plan.bytes.size() > tiling->GetCapacity())
-      reject("the table of work takes ", plan.bytes.size(), " bytes, but the tiling buffer holds ", tiling->GetCapacity(),
-           ". Hint: a larger block_m, or fewer sequences in a call.");
+      reject("the table of work takes ", plan.bytes.size(), " bytes, but the tiling buffer holds ",
+             tiling->GetCapacity(), ". Hint: a larger block_m, or fewer sequences in a call.");
     std::memcpy(tiling->GetData(), plan.bytes.data(), plan.bytes.size());
     tiling->SetDataSize(plan.bytes.size());
     context->SetBlockDim(uint32_t(plan.soc.cores));
