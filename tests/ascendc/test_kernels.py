@@ -130,7 +130,7 @@ class Case:
             got = {name: self.back(grads[name], heads if name == "dq" else kv_heads) for name in ("dq", "dk", "dv")}
         got.update((name, grads[name]) for name in ("dsinks", "dbias") if name in grads)
         out = self.back(forward["out"], heads)
-        flash_rule.check(got, exact, naive, flash_rule.unavoidable(self.call, self.dout, out))
+        flash_rule.check(got, exact, naive, flash_rule.unavoidable(self.call, self.dout, self.dlse, out))
         return grads
 
 

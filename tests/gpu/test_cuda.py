@@ -46,7 +46,7 @@ def gradients_of(rng, call):
 def check(call, dout=None, dlse=None):
     got = cuda_host.attention(call, dout, dlse)
     exact = flash_rule.evaluate(call, dout, dlse)
-    margins = {} if dout is None else flash_rule.unavoidable(call, dout, got["out"])
+    margins = {} if dout is None else flash_rule.unavoidable(call, dout, dlse, got["out"])
     flash_rule.check(got, exact, flash_rule.evaluate(call, dout, dlse, rounding=call["q"].dtype), margins)
     return got
 
