@@ -36,4 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             chosen.add_arguments(command)
             command.set_defaults(run=chosen.run)
     args = parser.parse_args(argv)
-    return args.run(args)
+    try:
+        return args.run(args)
+    except KeyboardInterrupt:
+        error = "Interrupted."
+    except OSError as problem:      # a file that cannot be read or written: its name is in the text
+        error = problem
+    print(f"\n{error}", file=sys.stderr)
+    return 1

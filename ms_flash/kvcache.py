@@ -10,6 +10,11 @@ from ms_flash.kvcache_resolve import dtype_of_parts, resolve_kvcache, resolve_me
 from ms_flash.resolve import checked_flag, op_of
 
 
+def _nothing(query, shapes):
+    """Output and LSE without elements."""
+    return ops.zeros(shapes[0], query.dtype), ops.zeros(shapes[1], mstype.float32)
+
+
 def flash_attention_with_kvcache(query, k_cache, v_cache, k=None, v=None, *, cache_seqlens, block_table=None,
                                  rotary_cos=None, rotary_sin=None, rotary_interleaved=False, softmax_scale=None,
                                  causal=True, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, sinks=None,
@@ -24,7 +29,7 @@ def flash_attention_with_kvcache(query, k_cache, v_cache, k=None, v=None, *, cac
     sees the keys up to :math:`t_b - Sq + i`. Sq = 1 decodes, a few queries check speculated tokens, a whole prompt
     prefills. Rows of the cache behind the tokens of a sequence are never read; a sequence without any gives output 0
     and LSE -inf (with `sinks`, the logit of its head). Lengths and blocks are values of Tensors: a compiled graph takes
-    any of them.
+    any of them. B and Sq may be 0: nothing comes out then, and what there is to append is appended.
 
     A paged cache is a pool of blocks, from which `block_table` gives each sequence its own. Sequences may share blocks
     that they only read; a block that is appended to belongs to one sequence.
@@ -76,9 +81,9 @@ def flash_attention_with_kvcache(query, k_cache, v_cache, k=None, v=None, *, cac
 
     Raises:
         TypeError: If the type or dtype of an argument is wrong. Nothing is cast silently.
-        ValueError: If a value is out of its range, shapes do not agree or an axis is 0, a sequence does not fit its
-            cache or the rotary table, a block does not exist, a block to append to is used twice, or the backend is not
-            available. The cache is as it was.
+        ValueError: If a value is out of its range, shapes do not agree or an axis other than B and Sq is 0, a
+            sequence does not fit its cache or the rotary table, a block does not exist, a block to append to is used
+            twice, or the backend is not available. The cache is as it was.
         RuntimeError: If lengths or blocks are wrong in a graph, where only the op sees them (the cache is as it was),
             or if a gradient is asked for. MindSpore does not run that compiled graph again.
 
@@ -104,9 +109,16 @@ def flash_attention_with_kvcache(query, k_cache, v_cache, k=None, v=None, *, cac
         [0. 1. 2. 0. 0. 0. 0. 0.]
     """
     return_lse = checked_flag("flash_attention_with_kvcache", "return_lse", return_lse)
-    handle, takes_none, returns_caches = resolve_kvcache(
+    handle, takes_none, returns_caches, empty = resolve_kvcache(
         backend, query, k_cache, v_cache, k, v, cache_seqlens, block_table, rotary_cos, rotary_sin, alibi_slopes, sinks,
         rotary_interleaved, softmax_scale, causal, window_size, softcap, layout, num_splits, precision_mode)
+    if empty is not None:
+        if empty[2] is None:
+            out, lse = _nothing(query, empty)
+            if return_lse:
+                return out, lse
+            return out
+        query = ops.zeros(empty[2], query.dtype)
     if not takes_none:
         k, v, block_table = _or_placeholder(k), _or_placeholder(v), _or_placeholder(block_table)
         rotary_cos, rotary_sin = _or_placeholder(rotary_cos), _or_placeholder(rotary_sin)
@@ -116,9 +128,12 @@ def flash_attention_with_kvcache(query, k_cache, v_cache, k=None, v=None, *, cac
     if returns_caches:
         k_cache.copy_(ops.stop_gradient(outs[2]))
         v_cache.copy_(ops.stop_gradient(outs[3]))
+    out, lse = outs[0], outs[1]
+    if empty is not None:
+        out, lse = _nothing(query, empty)
     if return_lse:
-        return outs[0], outs[1]
-    return outs[0]
+        return out, lse
+    return out
 
 
 def merge_attention(outs, lses, *, layout="BNSD", backend=None):

@@ -6,7 +6,7 @@ from . import backends
 from .compile_time import CompileTime
 from .kvcache_spec import KVCACHE_SLOTS, KvCacheSpec, MergeSpec, checked_parts
 from .resolve import described, handle_of
-from .spec import value_error
+from .spec import Arg, value_error
 
 _FUNC = "flash_attention_with_kvcache"
 _LENGTHS, _TABLE, _INPUTS = KVCACHE_SLOTS.index("cache_seqlens"), KVCACHE_SLOTS.index("block_table"), len(KVCACHE_SLOTS)
@@ -16,8 +16,10 @@ class _ResolveKvCache(CompileTime):
     """Turns a request into the op that serves it.
 
     The arguments are the backend, the inputs by slot and the options of KvCacheSpec.parse; the result is a tuple
-    (handle, takes_none, returns_caches): `op_of(handle)` is the primitive to call, and with `returns_caches` it does
-    not write into the caches but returns what they have to be.
+    (handle, takes_none, returns_caches, empty): `op_of(handle)` is the primitive to call, and with `returns_caches` it
+    does not write into the caches but returns what they have to be. `empty` is ``None``, or, where there is no query
+    and the backend takes no empty Tensor, the shapes of output and LSE, and that of a query to call the op with all the
+    same, for what it appends (``None``: no call).
     """
 
     def __init__(self):
@@ -43,7 +45,7 @@ class _ResolveKvCache(CompileTime):
         spec.check_values(given[_LENGTHS].asnumpy(), None if table is None else table.asnumpy())
         if spec.appends:
             _check_writable(chosen, given[1], given[2])
-        return _result(chosen, spec)
+        return _result(chosen, spec, args[_INPUTS:])
 
 
 def _parsed(backend, *args):
@@ -56,11 +58,18 @@ def _parsed(backend, *args):
 
 
 def _resolve(backend, *args):
-    return _result(*_parsed(backend, *args))
+    return _result(*_parsed(backend, *args), args[_INPUTS:])
 
 
-def _result(chosen, spec):
-    return handle_of(chosen.kvcache(spec)), chosen.takes_none, spec.appends and not chosen.writes_inputs
+def _result(chosen, spec, options):
+    empty = None
+    if spec.empty and not chosen.takes_empty:
+        shapes, one = (spec.attention.out_shape, spec.attention.lse_shape), None
+        if spec.appends and spec.attention.batch:
+            one = tuple(size or 1 for size in spec.inputs[0].shape)
+            spec = KvCacheSpec.parse(_FUNC, (Arg(one, spec.dtype), *spec.inputs[1:]), options)
+        empty = (*shapes, one)
+    return handle_of(chosen.kvcache(spec)), chosen.takes_none, spec.appends and not chosen.writes_inputs, empty
 
 
 def _check_writable(chosen, k_cache, v_cache):

@@ -55,6 +55,11 @@ class KvCacheSpec:
         """Whether every shape is known."""
         return all(arg is None or (arg.shape is not None and -1 not in arg.shape) for arg in self.inputs)
 
+    @property
+    def empty(self) -> bool:
+        """Whether it is known that there is no query, or no sequence at all."""
+        return 0 in (self.attention.batch, self.attention.q_len)
+
     @functools.cached_property
     def primitives(self) -> dict:
         """Where backends keep the primitives of this request, by (backend, op)."""
@@ -73,6 +78,8 @@ class KvCacheSpec:
             ValueError: If a sequence does not fit its cache or the rotary table, a block does not exist, or a block
                 that a sequence appends to is used twice.
         """
+        if not lengths.size:
+            return
         lengths = lengths.astype(np.int64)
         if lengths.min() < 0:
             at = int(np.argmax(lengths < 0))
@@ -214,8 +221,8 @@ class _Sizes:
         self.new_len = 0
         if given["k"] is not None:
             self._new(k, v)
-        for what, size in (("batch size of 'query'", self.batch), ("length of 'query'", q["S"]),
-                           ("first axis of 'k_cache'", self.cache_batch), ("length of 'k_cache'", self.cache_len)):
+        for what, size in (("number of blocks of 'k_cache'", -1 if given["block_table"] is None else self.cache_batch),
+                           ("length of 'k_cache'", self.cache_len)):
             if size == 0:
                 raise check.value(f"the {what} must be 1 or greater, but got 0.")
         check.shape("cache_seqlens", given["cache_seqlens"], (self.batch,), "(batch,)")

@@ -93,3 +93,20 @@ def load() -> ctypes.CDLL:
         return _tuned(path())
     except ValueError as error:
         raise RuntimeError(str(error)) from error
+
+
+def configure_twin(**settings) -> None:
+    """Settings of the Ascend twin and of its tiling, for all threads: see msflash_ascend_configure in twin_lib/api.h.
+
+    Args:
+        settings: Values by name, ``cores=2`` for instance: fewer simulated cores are faster, and results do not depend
+            on their number.
+
+    Raises:
+        ValueError: If there is no such setting, or the value is not one of it.
+        RuntimeError: If the library is not there.
+    """
+    native = ASCEND_TWIN.load()
+    for name, value in settings.items():
+        if native.msflash_ascend_configure(name.encode(), str(value).encode()):
+            raise ValueError(native.msflash_ascend_last_error().decode())

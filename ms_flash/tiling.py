@@ -9,9 +9,9 @@ import argparse
 import ctypes
 import json
 import os
-from typing import NamedTuple
 
 from . import library, op_table
+from .shape import Shape
 
 SOCS = ("910B1", "910B2", "910B3", "910B4")
 DTYPES = {"fp16": "float16", "float16": "float16", "bf16": "bfloat16", "bfloat16": "bfloat16"}
@@ -19,18 +19,6 @@ OPS = ("fwd", "bwd", "bias_grad")
 MEMORY = {"UB": 192 << 10, "L1": 512 << 10, "L0A": 64 << 10, "L0B": 64 << 10, "L0C": 128 << 10}
 _ITEM = {"float16": "u2", "bfloat16": "u2", "float32": "f4", "bool": "u1"}
 _INPUTS = len(op_table.input_names())
-
-
-class Shape(NamedTuple):
-    """Sizes of a problem."""
-
-    batch: int
-    heads: int
-    kv_heads: int
-    q_len: int
-    kv_len: int
-    head_dim: int
-    v_head_dim: int
 
 
 class Call:
@@ -42,16 +30,17 @@ class Call:
         dtype (str): "float16" or "bfloat16".
         window (tuple): (left, right), -1 for unlimited; causal is right 0.
         present (tuple): Names of inputs that are given beside query, key and value: attn_mask and bias.
+        v_head_dim (int): Channels of the values; 0 for as many as keys have.
     """
 
-    def __init__(self, shape, op="fwd", dtype="float16", window=(-1, -1), present=()):
+    def __init__(self, shape, op="fwd", dtype="float16", window=(-1, -1), present=(), v_head_dim=0):
         self.op = op
         query, key, value, out, rows, plane = (
             (shape.batch, shape.heads, shape.q_len, shape.head_dim),
             (shape.batch, shape.kv_heads, shape.kv_len, shape.head_dim),
-            (shape.batch, shape.kv_heads, shape.kv_len, shape.v_head_dim),
-            (shape.batch, shape.heads, shape.q_len, shape.v_head_dim), (shape.batch, shape.heads, shape.q_len),
-            (1, 1, shape.q_len, shape.kv_len))
+            (shape.batch, shape.kv_heads, shape.kv_len, v_head_dim or shape.head_dim),
+            (shape.batch, shape.heads, shape.q_len, v_head_dim or shape.head_dim),
+            (shape.batch, shape.heads, shape.q_len), (1, 1, shape.q_len, shape.kv_len))
         given = {"query": (query, dtype), "key": (key, dtype), "value": (value, dtype)}
         given.update({name: (plane, "bool" if name == "attn_mask" else "float32") for name in present})
         self.arrays = [given.get(name) for name in op_table.input_names()]
@@ -84,7 +73,7 @@ class Call:
         return json.loads(text)
 
     def report(self) -> dict:
-        """Runs the kernel on the twin and returns what that says of it; after ``configure(effects=0)`` nothing is
+        """Runs the kernel on the twin and returns what that says of it; after ``configure_twin(effects=0)`` nothing is
         computed but the cycles.
 
         Raises:
@@ -106,18 +95,6 @@ class Call:
                 (ctypes.POINTER(ctypes.c_int64) * count)(*(ctypes.cast(s, ctypes.POINTER(ctypes.c_int64))
                                                            for s in shapes)),
                 (ctypes.c_char_p * count)(*(array[1].encode() if array else b"none" for array in self.arrays)))
-
-
-def configure(**settings) -> None:
-    """Settings of the twin's library, for all threads: see twin_lib/api.h.
-
-    Raises:
-        ValueError: If there is no such setting, or the value is not one of it.
-    """
-    native = library.ASCEND_TWIN.load()
-    for name, value in settings.items():
-        if native.msflash_ascend_configure(name.encode(), str(value).encode()):
-            raise ValueError(native.msflash_ascend_last_error().decode())
 
 
 def tile_cycles(name: str) -> tuple[float, float]:
@@ -153,10 +130,11 @@ def run(args: argparse.Namespace) -> int:
     os.environ["MS_FLASH_PRESETS"] = str(presets) if os.path.exists(presets) or args.presets else ""
     left, right = args.window
     try:
-        configure(soc=args.soc, cores=0)
+        library.configure_twin(soc=args.soc, cores=0)
         present = ("bias",) if args.op == "bias_grad" else ()
         window = (left, 0 if args.causal else right)
-        plan = Call(args.shape, args.op, DTYPES[args.dtype], window, present).plan()
+        shape, v_head_dim = args.shape
+        plan = Call(shape, args.op, DTYPES[args.dtype], window, present, v_head_dim).plan()
     except ValueError as error:
         print(error)
         return 2
@@ -166,10 +144,10 @@ def run(args: argparse.Namespace) -> int:
 
 def as_text(args: argparse.Namespace, plan: dict) -> str:
     """The plan for people."""
-    shape = args.shape
+    shape, v_head_dim = args.shape
     mask = "causal" if args.causal else "full" if args.window == (-1, -1) else f"window {args.window}"
     lines = [f"{args.op} of B={shape.batch} N={shape.heads} Nk={shape.kv_heads} Sq={shape.q_len} Sk={shape.kv_len} "
-             f"D={shape.head_dim} Dv={shape.v_head_dim}, {mask}, {DTYPES[args.dtype]}, Ascend {args.soc}", ""]
+             f"D={shape.head_dim} Dv={v_head_dim}, {mask}, {DTYPES[args.dtype]}, Ascend {args.soc}", ""]
     blocks = {"query rows per block": plan.get("block_m", plan.get("block_q")),
               "keys per stack": plan.get("stack_n", plan.get("block_k")),
               "keys per product": plan.get("block_n"), "heads in one tile": plan.get("pack"),
@@ -236,11 +214,9 @@ def _shape(text):
         sizes = [int(size) for size in text.split(",")]
     except ValueError:
         sizes = []
-    if len(sizes) == 6:
-        sizes.append(sizes[-1])
-    if len(sizes) != 7 or min(sizes) < 1:
+    if len(sizes) not in (6, 7) or min(sizes) < 1:
         raise argparse.ArgumentTypeError(f"must be six or seven positive numbers, but got {text!r}")
-    return Shape(*sizes)
+    return Shape(text, *sizes[:6]), sizes[-1]
 
 
 def _window(text):

@@ -161,7 +161,11 @@ def _path(file_name):
         raise TypeError(f"For '{_FUNC}', the type of 'file_name' must be str or Path, but got "
                         f"{type(file_name).__name__}.")
     path = Path(file_name)
-    return path if path.suffix == ".onnx" else path.with_name(path.name + ".onnx")
+    if path.name and path.suffix != ".onnx":
+        path = path.with_name(path.name + ".onnx")
+    if not path.name or path.is_dir():
+        raise ValueError(f"For '{_FUNC}', 'file_name' must be a file, but got the folder '{path}'.")
+    return path
 
 
 def _file_inputs(program, names):

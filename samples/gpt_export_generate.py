@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # for those who load t
 
 import mindspore as ms
 import numpy as np
+from ending import at_least, output_file, run, some_text
 from gpt import GPT, HEAD_DIM
 from mindspore import Tensor, nn, ops
 from trainer import Text, Trainer
@@ -123,19 +124,26 @@ def generate_in_onnxruntime(path: Path, ids: list[int], noise: np.ndarray, libra
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--steps", type=int, default=120, help="training steps (default %(default)s)")
-    add("--context", type=int, default=256, help="characters per sequence (default %(default)s)")
-    add("--layers", type=int, default=2, help="transformer blocks (default %(default)s)")
-    add("--dim", type=int, default=128, help="width (default %(default)s)")
-    add("--prompt", default="The class statement ", help="what the model goes on with")
-    add("--count", type=int, default=80, help="characters to write (default %(default)s)")
+    add("--steps", type=at_least(1), default=120, help="training steps (default %(default)s)")
+    add("--context", type=at_least(2), default=256, help="characters per sequence (default %(default)s)")
+    add("--layers", type=at_least(1), default=2, help="transformer blocks (default %(default)s)")
+    add("--dim", type=at_least(1), default=128, help=f"width, a multiple of {HEAD_DIM} (default %(default)s)")
+    add("--prompt", type=some_text, default="The class statement ", help="what the model goes on with")
+    add("--count", type=at_least(1), default=80, help="characters to write (default %(default)s)")
     add("--profile", default="portable", choices=["portable", "inlined", "standard"],
         help="of the export, among those for ONNX Runtime (default %(default)s)")
-    add("--out", type=Path, default=Path("build/gpt.onnx"), help="the model file (default %(default)s)")
+    add("--out", type=output_file, default=Path("build/gpt.onnx"), help="the model file (default %(default)s)")
     args = parser.parse_args(argv)
     text = Text()
     if len(args.prompt) + args.count > args.context:
         parser.error(f"--prompt and --count must fit the context of {args.context} characters")
+    strange = sorted(set(args.prompt) - set(text.vocabulary))
+    if strange:
+        parser.error(f"--prompt must be in characters of the text, but got {' '.join(map(repr, strange))}")
+    if args.context >= len(text.ids):
+        parser.error(f"--context must be less than {len(text.ids)}, the length of the text, but got {args.context}")
+    if args.dim % HEAD_DIM:
+        parser.error(f"--dim must be a multiple of {HEAD_DIM}, but got {args.dim}")
 
     from tqdm import trange
 
@@ -156,9 +164,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.profile == "portable":      # the others have no node for the library
         runs["the same with the operator library"] = lambda: generate_in_onnxruntime(args.out, prompt, noise, True)
     texts = {}
-    for name, run in runs.items():
+    for name, write in runs.items():
         start = time.perf_counter()
-        texts[name] = "".join(text.vocabulary[i] for i in run())
+        texts[name] = "".join(text.vocabulary[i] for i in write())
         print(f"\n{name}: {time.perf_counter() - start:.1f} s\n{texts[name]}")
     same = len(set(texts.values())) == 1
     print("\nThe texts are equal." if same else "\nTHE TEXTS DIFFER.")
@@ -166,4 +174,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for those who load this file from elsewhere
 
 import numpy as np
+from ending import output_file, run
 from mindspore import Tensor
 from minilm_embed import BOUND, SENTENCES, load
 from tqdm import tqdm
@@ -46,7 +47,8 @@ def batches(tokenizer, sentences):
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", type=Path, metavar="FILE", help="sentences to embed, one a line")
-    parser.add_argument("--out", type=Path, default=Path("build/minilm.onnx"), help="the file (default %(default)s)")
+    parser.add_argument("--out", type=output_file, default=Path("build/minilm.onnx"),
+                        help="the file (default %(default)s)")
     args = parser.parse_args(argv)
     sentences = SENTENCES
     if args.text is not None:
@@ -85,4 +87,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -18,29 +18,41 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # for those who load t
 import mindspore as ms
 import numpy as np
 from batcher import Batcher, random_requests
-from gpt import GPT
+from ending import at_least, run
+from gpt import GPT, HEAD_DIM
 from tqdm import tqdm
 from trainer import Text, Trainer
 
 SHARED = "The Python language reference says: "
+LONGEST = 100_000    # of a prompt: the text that they are cut from is a few times as long
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--requests", type=int, default=60, help="how many (default %(default)s)")
-    add("--slots", type=int, default=8, help="requests that run at a time, at most (default %(default)s)")
-    add("--blocks", type=int, default=48, help="blocks of the cache (default %(default)s)")
-    add("--block-size", type=int, default=16, help="characters in a block (default %(default)s)")
-    add("--longest", type=int, default=48, help="longest prompt (default %(default)s)")
-    add("--most", type=int, default=48, help="longest answer (default %(default)s)")
-    add("--train", type=int, default=100, metavar="STEPS", help="training steps before; 0 is a random model "
-                                                                "(default %(default)s)")
-    add("--layers", type=int, default=2, help="transformer blocks (default %(default)s)")
-    add("--dim", type=int, default=128, help="width (default %(default)s)")
-    add("--seed", type=int, default=1)
+    add("--requests", type=at_least(1), default=60, help="how many (default %(default)s)")
+    add("--slots", type=at_least(1), default=8, help="requests that run at a time, at most (default %(default)s)")
+    add("--blocks", type=at_least(1), default=48, help="blocks of the cache (default %(default)s)")
+    add("--block-size", type=at_least(1), default=16, help="characters in a block (default %(default)s)")
+    add("--longest", type=at_least(1), default=48, help="longest prompt (default %(default)s)")
+    add("--most", type=at_least(1), default=48, help="longest answer (default %(default)s)")
+    add("--train", type=at_least(0), default=100, metavar="STEPS",
+        help="training steps before; 0 is a random model (default %(default)s)")
+    add("--layers", type=at_least(1), default=2, help="transformer blocks (default %(default)s)")
+    add("--dim", type=at_least(1), default=128, help=f"width, a multiple of {HEAD_DIM} (default %(default)s)")
+    add("--seed", type=at_least(0), default=1)
     args = parser.parse_args(argv)
+    if args.dim % HEAD_DIM:
+        parser.error(f"--dim must be a multiple of {HEAD_DIM}, but got {args.dim}")
+    if args.longest > LONGEST:
+        parser.error(f"--longest must be at most {LONGEST}, but got {args.longest}")
     args.context = len(SHARED) + args.longest + args.most
+    blocks = lambda tokens: -(-tokens // args.block_size)
+    needed = blocks(len(SHARED)) + max(blocks(args.longest + args.most),
+                                       blocks(args.context) - len(SHARED) // args.block_size)
+    if args.blocks < needed:
+        parser.error(f"--blocks must be at least {needed}, for the common text and the longest request, but got "
+                     f"{args.blocks}")
     return args
 
 
@@ -101,4 +113,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

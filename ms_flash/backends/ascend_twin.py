@@ -16,21 +16,7 @@ class AscendTwinBackend(AotBackend):
     library = library.ASCEND_TWIN
 
 
-def configure(**settings) -> None:
-    """Settings of the twin and of the tiling, for all threads: see msflash_ascend_configure in twin_lib/api.h.
-
-    Args:
-        settings: Values by name, ``cores=2`` for instance: fewer simulated cores are faster, and results do not depend
-            on their number.
-
-    Raises:
-        ValueError: If there is no such setting, or the value is not one of it.
-        RuntimeError: If the library is not there.
-    """
-    native = library.ASCEND_TWIN.load()
-    for name, value in settings.items():
-        if native.msflash_ascend_configure(name.encode(), str(value).encode()):
-            raise ValueError(native.msflash_ascend_last_error().decode())
+configure = library.configure_twin
 
 
 def totals(reset: bool = False) -> dict:

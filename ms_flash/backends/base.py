@@ -33,12 +33,14 @@ class Backend(abc.ABC):
         takes_none (bool): Whether an absent input may be ``None``; otherwise a placeholder Tensor stands for it.
         dynamic_shape (bool): Whether a graph may be compiled before the shapes are known.
         writes_inputs (bool): Whether an op can write into its inputs; otherwise it returns what they have to be.
+        takes_empty (bool): Whether an op over a cache takes Tensors without elements.
     """
 
     name: str
     takes_none = True
     dynamic_shape = True
     writes_inputs = True
+    takes_empty = True
 
     @abc.abstractmethod
     def available(self) -> tuple[bool, str]:

@@ -7,9 +7,9 @@ tables say (op_impl/ascendc/twin/cost.h). The kernels themselves are run, all co
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
-from .. import tiling
+from .. import library, tiling
+from .cases import Case
 
 SOC = "910B2"       # that of the published figures
 L2_MIB = 192
@@ -21,31 +21,17 @@ _AIC = {"cube": "M", "fix": "FIX", "mte1": "MTE1", "mte2": "MTE2"}
 _AIV = {"vector": "V", "vector_mte2": "MTE2", "vector_mte3": "MTE3"}
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelCase:
-    """One problem. There are enough heads to fill the cores, and no more."""
-
-    name: str
-    heads: int
-    kv_heads: int
-    q_len: int
-    kv_len: int
-    head_dim: int
-    directions: tuple[str, ...] = ("fwd", "bwd")
-    causal: tuple[bool, ...] = (False, True)
-
-    @property
-    def pairs(self) -> int:
-        """Pairs of query and key, over all heads."""
-        return self.heads * self.q_len * self.kv_len
+def _case(name, heads, kv_heads, q_len, kv_len, head_dim, directions=("fwd", "bwd"), causal=(False, True)):
+    """There are enough heads to fill the cores, and no more."""
+    return Case(name, 1, heads, kv_heads, q_len, kv_len, head_dim, directions, causal)
 
 
 def _cases():
     for d in (64, 128, 256):
         for s, heads in ((1024, 24), (2048, 24), (4096, 12), (8192, 6), (16384, 3), (32768, 3)):
-            yield ModelCase(f"d{d}-s{s // 1024}k", heads, heads, s, s, d)
+            yield _case(f"d{d}-s{s // 1024}k", heads, heads, s, s, d)
     for s in (8192, 32768):
-        yield ModelCase(f"decode-s{s // 1024}k", 32, 8, 1, s, 128, directions=("fwd",), causal=(False,))
+        yield _case(f"decode-s{s // 1024}k", 32, 8, 1, s, 128, directions=("fwd",), causal=(False,))
 
 
 CASES = {case.name: case for case in _cases()}
@@ -75,7 +61,7 @@ class AscendModelPlan:
 
     def rows(self):
         """Yields a dict per row of the table."""
-        tiling.configure(soc=SOC, cores=0, effects=0)
+        library.configure_twin(soc=SOC, cores=0, effects=0)
         try:
             for case in self.cases:
                 for direction in case.directions:
@@ -84,7 +70,7 @@ class AscendModelPlan:
                         yield self._row(case, direction, causal)
                         self.progress.step()
         finally:
-            tiling.configure(soc="910B3", cores=0, effects=1)
+            library.configure_twin(soc="910B3", cores=0, effects=1)
 
     def _row(self, case, direction, causal):
         head = {"shape": case.name, "batch": 1, "direction": direction, "causal": int(causal), "soc": SOC,
@@ -112,19 +98,18 @@ def notes(rows: list):
     yield from aims(rows)
 
 
-def call_of(case: ModelCase, direction: str, causal: bool) -> tiling.Call:
+def call_of(case: Case, direction: str, causal: bool) -> tiling.Call:
     """The call that is modelled."""
-    shape = tiling.Shape(1, case.heads, case.kv_heads, case.q_len, case.kv_len, case.head_dim, case.head_dim)
-    return tiling.Call(shape, direction, "float16", (-1, 0 if causal else -1))
+    return tiling.Call(case, direction, "float16", (-1, 0 if causal else -1))
 
 
 def gain(call: tiling.Call, plain: dict, **setting) -> float:
     """How many times the cycles a kernel takes with `setting`, which takes something away from it."""
-    tiling.configure(**setting)
+    library.configure_twin(**setting)
     try:
         return ratio(call.report(), plain)
     finally:
-        tiling.configure(**dict.fromkeys(setting, 0))
+        library.configure_twin(**dict.fromkeys(setting, 0))
 
 
 def ratio(other: dict, plain: dict) -> float:
@@ -149,7 +134,7 @@ def shares(report: dict) -> dict:
     return row
 
 
-def traffic(case: ModelCase, direction: str, report: dict, plan: dict) -> dict:
+def traffic(case: Case, direction: str, report: dict, plan: dict) -> dict:
     """Exact bytes: of the tensors, and of the rings through which cube and vector cores talk, which stay in L2; beside
     them the least that the algorithm with whole S x S matrices moves."""
     mib = 1 << 20
@@ -160,13 +145,14 @@ def traffic(case: ModelCase, direction: str, report: dict, plan: dict) -> dict:
             "ring_mib": round(ring / mib, 1), "ring_footprint_mib": round(plan["workspace"] / mib, 2)}
 
 
-def naive_bytes(case: ModelCase, direction: str) -> int:
+def naive_bytes(case: Case, direction: str) -> int:
     """Scores and probabilities in 16 bit, each matrix written once and read once by every product or softmax that
     wants it; the mask is free, and all blocks are computed."""
+    pairs = case.heads * case.q_len * case.kv_len
     tensors = 2 * case.head_dim * (2 * case.heads * case.q_len + 2 * case.kv_heads * case.kv_len)
     if direction == "fwd":
-        return tensors + 2 * case.pairs * 4          # S written, read; P written, read
-    return 2 * tensors + 2 * case.pairs * 7          # P read by dV and dS, dP written, read; dS written, read twice
+        return tensors + 2 * pairs * 4          # S written, read; P written, read
+    return 2 * tensors + 2 * pairs * 7          # P read by dV and dS, dP written, read; dS written, read twice
 
 
 def calibration(rows: list):

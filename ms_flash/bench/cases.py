@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+from ..shape import Shape
+
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class Case(Shape):
     """One problem size. With `lengths`, sequences of these lengths lie end to end, `q_len` = `kv_len` is the sum; with
     a `window`, both lengths are the same."""
 
-    name: str
-    batch: int
-    heads: int
-    kv_heads: int
-    q_len: int
-    kv_len: int
-    head_dim: int
     directions: tuple[str, ...] = ("fwd", "fwd+bwd")
     causal: tuple[bool, ...] = (False, True)
     lengths: tuple[int, ...] = ()

@@ -69,6 +69,21 @@ struct Pair {
   int32_t row0, rows, key0, keys;
 };
 
+// The next query block of a head, from `*row` on, with those of the keys [key, key_end) that it can see at all, from a
+// multiple of 16 on; false if it sees none.
+MSF_ALWAYS_INLINE inline bool next_block(const Band& band, int64_t block_q, int64_t row_end, int64_t key,
+                                         int64_t key_end, int64_t* row, Pair* out) {
+  out->row0 = int32_t(*row);
+  out->rows = int32_t(row_end - *row < block_q ? row_end - *row : block_q);
+  *row += out->rows;
+  const BlockRange r = block_range(band, out->row0, int64_t(out->row0) + out->rows, key, key_end);
+  if (r.empty()) return false;
+  out->key0 = int32_t(r.lo / 16 * 16);
+  if (out->key0 < key) out->key0 = int32_t(key);
+  out->keys = int32_t(r.hi) - out->key0;
+  return true;
+}
+
 // All pairs of one core, in order: key blocks of an item, heads of the group, query blocks. `sequence(b)` gives the
 // lengths of a sequence, as anything with q_len and k_len.
 template <class Items, class Sequences>
@@ -82,21 +97,11 @@ class PairStream {
       while (row_ >= row_end_) {
         if (!next_rows()) return false;
       }
-      Pair p;
-      p.batch = item_.batch;
-      p.kv_head = item_.kv_head;
-      p.part = item_.part;
-      p.head = int64_t(item_.kv_head) * t_.a.group + head_;
-      p.row0 = int32_t(row_);
-      p.rows = int32_t(row_end_ - row_ < t_.block_q ? row_end_ - row_ : t_.block_q);
-      row_ += p.rows;
-      const BlockRange r = block_range(band(), p.row0, int64_t(p.row0) + p.rows, key_, key_end_);
-      if (r.empty()) continue;
-      p.key0 = int32_t(r.lo / 16 * 16);
-      if (p.key0 < key_) p.key0 = int32_t(key_);
-      p.keys = int32_t(r.hi) - p.key0;
-      *out = p;
-      return true;
+      out->batch = item_.batch;
+      out->kv_head = item_.kv_head;
+      out->part = item_.part;
+      out->head = int64_t(item_.kv_head) * t_.a.group + head_;
+      if (next_block(band(), t_.block_q, row_end_, key_, key_end_, &row_, out)) return true;
     }
   }
 
@@ -150,21 +155,11 @@ class BiasStream {
       while (row_ >= row_end_) {
         if (!next_rows()) return false;
       }
-      Pair p;
-      p.batch = int32_t(batch_);
-      p.head = head_;
-      p.kv_head = int32_t(head_ / t_.a.group);
-      p.part = 0;
-      p.row0 = int32_t(row_);
-      p.rows = int32_t(row_end_ - row_ < t_.block_q ? row_end_ - row_ : t_.block_q);
-      row_ += p.rows;
-      const BlockRange r = block_range(band(), p.row0, int64_t(p.row0) + p.rows, key_, key_end_);
-      if (r.empty()) continue;
-      p.key0 = int32_t(r.lo / 16 * 16);
-      if (p.key0 < key_) p.key0 = int32_t(key_);
-      p.keys = int32_t(r.hi) - p.key0;
-      *out = p;
-      return true;
+      out->batch = int32_t(batch_);
+      out->head = head_;
+      out->kv_head = int32_t(head_ / t_.a.group);
+      out->part = 0;
+      if (next_block(band(), t_.block_q, row_end_, key_, key_end_, &row_, out)) return true;
     }
   }
 

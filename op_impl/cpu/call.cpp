@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "cpu/kernels.h"
+#include "cpu/view.h"
 
 namespace msf {
 
@@ -46,40 +47,16 @@ int word(const std::string& key, const std::string& value, std::initializer_list
   fail("the attribute '", key, "' has the unknown value '", value, "'.");
 }
 
-// Sizes and strides of query, key or value in any layout, heads counted in `heads`.
-struct View {
-  int64_t batch, heads, length, channels;
-  Tensor4 tensor;
-};
-
 View view(const char* name, Layout layout, const Array& a, int64_t heads) {
-  std::vector<int64_t> s = a.shape;
-  if (layout == Layout::BSND && s.size() == 5) s = {s[0], s[1], s[2] * s[3], s[4]};  // (B, S, 3, N, D)
-  const size_t rank = layout == Layout::BNSD || layout == Layout::BSND ? 4 : 3;
-  if (s.size() != rank) fail("the rank of '", name, "' must be ", rank, ", but got the shape ", show(a.shape), ".");
-  if ((layout == Layout::BSH || layout == Layout::SBH) && (heads <= 0 || s[2] % heads != 0))
-    fail("the hidden size of '", name, "' must be a multiple of its ", heads, " heads, but got ", s[2], ".");
-  View v{};
-  v.tensor.data = static_cast<char*>(a.data);
-  v.tensor.dtype = a.dtype;
-  switch (layout) {
-    case Layout::BNSD:
-      v = {s[0], s[1], s[2], s[3], {v.tensor.data, a.dtype, s[1] * s[2] * s[3], s[2] * s[3], s[3]}};
-      break;
-    case Layout::BSND:
-      v = {s[0], s[2], s[1], s[3], {v.tensor.data, a.dtype, s[1] * s[2] * s[3], s[3], s[2] * s[3]}};
-      break;
-    case Layout::BSH:
-      v = {s[0], heads, s[1], s[2] / heads, {v.tensor.data, a.dtype, s[1] * s[2], s[2] / heads, s[2]}};
-      break;
-    case Layout::SBH:
-      v = {s[1], heads, s[0], s[2] / heads, {v.tensor.data, a.dtype, s[2], s[2] / heads, s[1] * s[2]}};
-      break;
-    case Layout::TND:
-      v = {0, s[1], s[0], s[2], {v.tensor.data, a.dtype, 0, s[2], s[1] * s[2]}};
-      break;
-  }
-  return v;
+  return view("flash_attention", name, layout, a, heads);
+}
+
+// All heads of query, key and value in one; (B, S, 3, N, D) is (B, S, 3 N, D).
+View packed_view(const char* name, const Spec& spec, const Array& a) {
+  Array all = a;
+  if (spec.layout == Layout::BSND && a.shape.size() == 5)
+    all.shape = {a.shape[0], a.shape[1], a.shape[2] * a.shape[3], a.shape[4]};
+  return view(name, spec.layout, all, spec.heads + 2 * spec.kv_heads);
 }
 
 Tensor4 from_head(const Tensor4& x, int64_t head) {
@@ -213,7 +190,7 @@ void run(Op op, const Spec& spec, const std::vector<Array>& params) {
   View q, k, v;
   if (p.packed) {
     if (spec.heads <= 0 || spec.kv_heads <= 0) fail("packed query, key and value need 'num_heads' and 'num_kv_heads'.");
-    View all = view("query", spec.layout, query, spec.heads + 2 * spec.kv_heads);
+    View all = packed_view("query", spec, query);
     if (all.heads != spec.heads + 2 * spec.kv_heads)
       fail("the packed heads must be num_heads + 2 * num_kv_heads = ", spec.heads + 2 * spec.kv_heads, ", but got ",
            all.heads, ".");
@@ -242,20 +219,10 @@ void run(Op op, const Spec& spec, const std::vector<Array>& params) {
   if (q.channels < 1) fail("the 'head_dim' of 'query' must be at least 1, but got ", q.channels, ".");
   if (q.heads > 0 && (k.heads < 1 || q.heads % k.heads != 0))
     fail("the heads of 'query' must be a multiple of those of 'key' ", k.heads, ", but got ", q.heads, ".");
-  p.batch = q.batch;
-  p.heads = q.heads;
-  p.kv_heads = k.heads;
-  p.d = q.channels;
-  p.dv = v.channels;
-  p.q = q.tensor;
-  p.k = k.tensor;
-  p.v = v.tensor;
-  if (spec.default_scale) p.scale = 1 / std::sqrt(double(p.d));
+  place(q, k, v, spec.default_scale, &p);
 
   // sequences
   std::vector<Sequence> sequences;
-  p.q_rows = q.length;
-  p.k_rows = k.length;
   if (p.varlen) {
     const std::vector<int64_t> cu_q = cumulative("cu_seqlens_q", params[kCuQ], q.length);
     const std::vector<int64_t> cu_k = cumulative("cu_seqlens_k", params[kCuK], k.length);
@@ -272,7 +239,6 @@ void run(Op op, const Spec& spec, const std::vector<Array>& params) {
   if (!p.varlen) p.max_q = q.length, p.max_k = k.length;
   for (const Sequence& s : sequences) p.max_q = std::max(p.max_q, s.q_len), p.max_k = std::max(p.max_k, s.k_len);
   p.stat_b = p.varlen ? 0 : p.heads * q.length;
-  p.stat_h = q.length;
 
   // the optional pieces
   if (spec.has(kMask)) p.mask = plane("attn_mask", params[kMask], p);
@@ -334,7 +300,7 @@ void run(Op op, const Spec& spec, const std::vector<Array>& params) {
     return;
   }
   if (p.packed) {
-    const Tensor4 all = view("dq", layout, out[0], p.heads + 2 * p.kv_heads).tensor;
+    const Tensor4 all = packed_view("dq", spec, out[0]).tensor;
     p.dq = all;
     p.dk = from_head(all, p.heads);
     p.dv_ = from_head(all, p.heads + p.kv_heads);

@@ -8,11 +8,13 @@
 
 #include "cpu/kernels.h"
 #include "cpu/threads.h"
+#include "cpu/view.h"
 
 namespace msf {
 
 namespace {
 
+constexpr const char* kFunction = "flash_attention_with_kvcache";
 constexpr const char* kNames[kKvCacheInputs] = {"query",      "k_cache",       "v_cache",     "k",
                                                 "v",          "cache_seqlens", "block_table", "rotary_cos",
                                                 "rotary_sin", "alibi_slopes",  "sinks"};
@@ -21,22 +23,7 @@ using Shape = std::vector<int64_t>;
 
 template <class... Parts>
 [[noreturn]] void refuse(const Parts&... parts) {
-  fail_in("flash_attention_with_kvcache", parts...);
-}
-
-// Sizes and strides of a tensor in the layout of the call; of a paged cache, `batch` counts the blocks.
-struct View {
-  int64_t batch, heads, length, channels;
-  Tensor4 tensor;
-};
-
-View view(const char* name, Layout layout, const Array& a) {
-  const Shape& s = a.shape;
-  if (s.size() != 4) refuse("the rank of '", name, "' must be 4, but got the shape ", show(s), ".");
-  const int64_t all = s[1] * s[2] * s[3];
-  char* data = static_cast<char*>(a.data);
-  if (layout == Layout::BNSD) return {s[0], s[1], s[2], s[3], {data, a.dtype, all, s[2] * s[3], s[3]}};
-  return {s[0], s[2], s[1], s[3], {data, a.dtype, all, s[3], s[2] * s[3]}};
+  fail_in(kFunction, parts...);
 }
 
 std::vector<int64_t> integers(const Array& a) {
@@ -66,32 +53,22 @@ class KvCache {
   }
 
   void forward(const Array* outputs) {
-    const Layout layout = spec_.attention.layout;
     if (spec_.has(kNewKey)) {
-      append(kNewKey, k_, true);
-      append(kNewValue, v_, false);
+      move(input(kNewKey), k_.tensor, first_, pages_, spec_.has(kCos) ? &first_ : nullptr);
+      move(input(kNewValue), v_.tensor, first_, pages_, nullptr);
     }
     Problem p = spec_.attention.fixed;
-    p.batch = q_.batch;
-    p.heads = q_.heads;
-    p.kv_heads = k_.heads;
-    p.d = q_.channels;
-    p.dv = v_.channels;
-    if (spec_.attention.default_scale) p.scale = 1 / std::sqrt(double(p.d));
+    place(q_, k_, v_, spec_.attention.default_scale, &p);
     p.splits = spec_.splits;
     std::unique_ptr<void, FreeAligned> rotated;
-    p.q = spec_.has(kCos) ? rotate_query(&rotated) : q_.tensor;
-    p.k = k_.tensor;
-    p.v = v_.tensor;
+    if (spec_.has(kCos)) p.q = rotate_query(&rotated);
     p.pages = pages_;
     std::vector<Sequence> sequences;
     for (int64_t b = 0; b < p.batch; ++b) sequences.push_back({0, 0, q_.length, total_[b]});
     p.seq = sequences.data();
-    p.max_q = p.q_rows = q_.length;
-    p.max_k = *std::max_element(total_.begin(), total_.end());
-    p.k_rows = k_.length;
+    p.max_q = q_.length;
+    for (int64_t total : total_) p.max_k = std::max(p.max_k, total);
     p.stat_b = p.heads * q_.length;
-    p.stat_h = q_.length;
     if (spec_.has(kKvAlibi)) {
       p.alibi = static_cast<const float*>(params_[kKvAlibi].data);
       p.alibi_b = params_[kKvAlibi].shape.size() == 2 ? p.heads : 0;
@@ -100,13 +77,13 @@ class KvCache {
       p.sinks = params_[kKvSinks].data;
       p.sinks_dtype = params_[kKvSinks].dtype;
     }
-    p.out = view("out", layout, outputs[0]).tensor;
+    p.out = view(kFunction, "out", spec_.attention.layout, outputs[0], p.heads).tensor;
     p.lse = static_cast<float*>(outputs[1].data);
     selected_kernels()->forward(p);
   }
 
  private:
-  View input(int slot) const { return view(kNames[slot], spec_.attention.layout, params_[slot]); }
+  View input(int slot) const { return view(kFunction, kNames[slot], spec_.attention.layout, params_[slot], 0); }
 
   static void equal(const char* what, int64_t got, int64_t expected) {
     if (got != expected) refuse("the ", what, " must be ", expected, ", but got ", got, ".");
@@ -137,8 +114,8 @@ class KvCache {
     k_ = input(kKeyCache);
     v_ = input(kValueCache);
     for (const View* x : {&q_, &k_, &v_})
-      if (x->batch < 1 || x->heads < 1 || x->length < 1 || x->channels < 1)
-        refuse("every axis of 'query', 'k_cache' and 'v_cache' must be 1 or greater.");
+      if (x->heads < 1 || x->channels < 1 || (x != &q_ && x->length < 1))
+        refuse("every axis but those of the batch and of the queries must be 1 or greater.");
     equal("'head_dim' of 'k_cache'", k_.channels, q_.channels);
     equal("number of heads of 'v_cache'", v_.heads, k_.heads);
     equal("length of 'v_cache'", v_.length, k_.length);
@@ -238,18 +215,19 @@ class KvCache {
     return {params_[kCos].data, params_[kSin].data, params_[kCos].dtype, params_[kCos].shape[1], spec_.interleaved};
   }
 
-  void append(int slot, const View& cache, bool rotated) const {
-    const View from = input(slot);
+  // Rows to the places `first` of `to`, in the pages if it has some; rotated, row 0 is at `position`.
+  void move(const View& from, const Tensor4& to, const std::vector<int64_t>& first, const Pages& pages,
+            const std::vector<int64_t>* position) const {
     Append a;
     a.from = from.tensor;
-    a.to = cache.tensor;
+    a.to = to;
     a.batch = from.batch;
     a.heads = from.heads;
     a.rows = from.length;
     a.channels = from.channels;
-    a.first = a.position = first_.data();
-    a.pages = pages_;
-    if (rotated && spec_.has(kCos)) a.rotary = rotary();
+    a.first = first.data();
+    a.pages = pages;
+    if (position) a.position = position->data(), a.rotary = rotary();
     a.high = spec_.attention.fixed.high;
     selected_kernels()->append(a);
   }
@@ -260,19 +238,9 @@ class KvCache {
     memory->reset(allocate_aligned(size_t(q_.batch * b) * sizeof(float)));
     std::vector<int64_t> first(q_.batch), position(q_.batch);
     for (int64_t i = 0; i < q_.batch; ++i) position[i] = total_[i] - q_.length;
-    Append a;
-    a.from = q_.tensor;
-    a.to = {static_cast<char*>(memory->get()), DType::f32, b, h, s};
-    a.batch = q_.batch;
-    a.heads = q_.heads;
-    a.rows = q_.length;
-    a.channels = q_.channels;
-    a.first = first.data();
-    a.position = position.data();
-    a.rotary = rotary();
-    a.high = spec_.attention.fixed.high;
-    selected_kernels()->append(a);
-    return a.to;
+    const Tensor4 rotated{static_cast<char*>(memory->get()), DType::f32, b, h, s};
+    move(q_, rotated, first, Pages(), &position);
+    return rotated;
   }
 
   const KvCacheSpec& spec_;

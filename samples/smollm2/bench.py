@@ -15,11 +15,13 @@ from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for those who load this file from elsewhere
 
 import mindspore as ms
 from cached import ATTENTIONS
 from checkpoint import Checkpoint
+from ending import at_least, run
 from llama import load
 from mindspore import Tensor
 from tqdm import tqdm
@@ -60,19 +62,18 @@ def row(phase: str, context: int, count: int, seconds: dict[str, list[float]]) -
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--contexts", type=int, nargs="+", default=[256, 1024, 4096], help="(default %(default)s)")
-    add("--repeats", type=int, default=7, help="turns of reading (default %(default)s)")
-    add("--steps", type=int, default=40, help="turns of writing (default %(default)s)")
+    add("--contexts", type=at_least(1), nargs="+", default=[256, 1024, 4096], help="(default %(default)s)")
+    # a spread needs two values
+    add("--repeats", type=at_least(2), default=7, help="turns of reading (default %(default)s)")
+    add("--steps", type=at_least(2), default=40, help="turns of writing (default %(default)s)")
     args = parser.parse_args(argv)
-    if min(args.repeats, args.steps) < 2:
-        parser.error("--repeats and --steps must be 2 or more: a spread needs two values")
 
     checkpoint = Checkpoint()
     net = load(checkpoint)
     text = checkpoint.tokenizer().encode("\n".join(topics[name] for name in sorted(topics))[:65536])
     longest = min(checkpoint.config.context - 1, len(text) - 1)
-    if not all(1 <= context <= longest for context in args.contexts):
-        parser.error(f"--contexts must be 1 to {longest}, but got {args.contexts}")
+    if max(args.contexts) > longest:
+        parser.error(f"--contexts must be at most {longest}, but got {max(args.contexts)}")
     print(f"{'':8} {'context':>7}  {'naive, tokens/s':>26}  {'ms_flash, tokens/s':>26}  {'ratio':>22}  goal")
     passed = True
     for context in args.contexts:
@@ -91,4 +92,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

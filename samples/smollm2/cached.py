@@ -75,6 +75,10 @@ class Flash(Cached):
 ATTENTIONS = {"naive": Naive, "ms_flash": Flash}
 
 
+class FullError(ValueError):
+    """There is no room for what is to be read."""
+
+
 class Generator:
     """A text that a model goes on with, always with its most probable token.
 
@@ -97,8 +101,8 @@ class Generator:
     def read(self, ids: list[int]) -> int:
         """Reads on, and returns what follows."""
         if len(ids) > self.room:
-            raise ValueError(f"there is room for {self.model.capacity} tokens, of which {self.length} are taken: "
-                             f"{len(ids)} more do not fit")
+            raise FullError(f"there is room for {self.model.capacity} tokens, of which {self.length} are taken: "
+                            f"{len(ids)} more do not fit")
         run = self._step if len(ids) == 1 else self.model
         logits = run(Tensor([ids], ms.int32), Tensor([self.length], ms.int32))
         self.length += len(ids)

@@ -11,11 +11,13 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for those who load this file from elsewhere
 
 from byte_bpe import SYSTEM
-from cached import ATTENTIONS, Generator
+from cached import ATTENTIONS, FullError, Generator
 from checkpoint import Checkpoint
+from ending import at_least, run, some_text
 from llama import load
 
 
@@ -57,19 +59,17 @@ def speed(prompt: int, clock: list[float]) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("question", nargs="?", help="what to answer; without it, questions are read from the terminal")
-    add("--max-tokens", type=int, default=256, help="longest answer (default %(default)s)")
+    add("question", nargs="?", type=some_text, help="what to answer; without it, questions are read from the terminal")
+    add("--max-tokens", type=at_least(1), default=256, help="longest answer (default %(default)s)")
     add("--attention", choices=list(ATTENTIONS), default="ms_flash", help="(default %(default)s)")
-    add("--system", default=SYSTEM, help="what the model is told to be")
-    add("--capacity", type=int, default=2048, help="tokens that there is room for (default %(default)s)")
+    add("--system", default=SYSTEM, type=some_text, help="what the model is told to be")
+    add("--capacity", type=at_least(1), default=2048, help="tokens that there is room for (default %(default)s)")
     args = parser.parse_args(argv)
-    if args.max_tokens < 1:
-        parser.error(f"--max-tokens must be 1 or more, but got {args.max_tokens}")
 
     print("Reading the weights ...", file=sys.stderr, flush=True)
     checkpoint = Checkpoint()
-    if not 1 <= args.capacity <= checkpoint.config.context:
-        parser.error(f"--capacity must be 1 to {checkpoint.config.context}, but got {args.capacity}")
+    if args.capacity > checkpoint.config.context:
+        parser.error(f"--capacity must be at most {checkpoint.config.context}, but got {args.capacity}")
     generator = Generator(ATTENTIONS[args.attention](load(checkpoint), args.capacity))
     print("Compiling the step ...", file=sys.stderr, flush=True)
     generator.warm_up()
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         for question in [args.question] if args.question else questions():
             print(f"\n\n[{conversation.ask(question, args.max_tokens)}, on this machine, attention {args.attention}]")
-    except ValueError as full:
+    except FullError as full:
         raise SystemExit(f"\n{full}: see --capacity") from None
     return 0
 
@@ -95,4 +95,4 @@ def questions():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

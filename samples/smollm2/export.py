@@ -9,12 +9,14 @@ import argparse
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for those who load this file from elsewhere
 
 import mindspore as ms
 import numpy as np
 from cached import Flash, Generator
 from checkpoint import Checkpoint
+from ending import at_least, output_file, run, some_text
 from llama import Llama, load
 from mindspore import Tensor
 from tqdm import tqdm
@@ -66,16 +68,19 @@ def generate(path: Path, ids: list[int], count: int, end: int | None = None):
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--question", default="What is attention?", help="what both answer")
-    add("--max-tokens", type=int, default=64, help="longest answer (default %(default)s)")
-    add("--profile", default="portable", help="profile of the export (default %(default)s)")
-    add("--out", type=Path, default=Path("build/smollm2.onnx"), help="the model file (default %(default)s)")
+    add("--question", type=some_text, default="What is attention?", help="what both answer")
+    add("--max-tokens", type=at_least(1), default=64, help="longest answer (default %(default)s)")
+    add("--profile", default="portable", choices=["portable", "inlined", "standard"],
+        help="of the export, among those for ONNX Runtime (default %(default)s)")
+    add("--out", type=output_file, default=Path("build/smollm2.onnx"), help="the model file (default %(default)s)")
     args = parser.parse_args(argv)
-    if args.max_tokens < 1:
-        parser.error(f"--max-tokens must be 1 or more, but got {args.max_tokens}")
 
     checkpoint = Checkpoint()
-    net, tokenizer = load(checkpoint), checkpoint.tokenizer()
+    tokenizer = checkpoint.tokenizer()
+    prompt, most = tokenizer.chat(args.question), checkpoint.config.context
+    if len(prompt) + args.max_tokens > most:
+        parser.error(f"the question, of {len(prompt)} tokens, and --max-tokens must fit the {most} of the model")
+    net = load(checkpoint)
     _, inputs, options = example(net)
     with tqdm(total=100, desc="export", unit="%", dynamic_ncols=True) as bar:
         def progress(text, fraction):
@@ -85,7 +90,6 @@ def main(argv: list[str] | None = None) -> int:
         print(ms_flash.export_onnx(net, *inputs, file_name=args.out, profile=args.profile, progress=progress,
                                    **options))
 
-    prompt = tokenizer.chat(args.question)
     generator = Generator(Flash(net, len(prompt) + args.max_tokens))
     answers = []
     for name, tokens in (("MindSpore", generator.generate(prompt, args.max_tokens, tokenizer.end)),
@@ -98,4 +102,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

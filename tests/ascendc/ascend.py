@@ -35,7 +35,7 @@ def build(kernels=KERNELS, flags=(), where=None):
     where.mkdir(parents=True, exist_ok=True)
     headers = sorted([*kernels.glob("*.h"), *ASCENDC.rglob("*.h"), *(OP_IMPL / "common").glob("*.h"),
                       *(OP_IMPL / "cpu" / f"{name}.h" for name in ("api", "cache", "call", "infer", "kernels", "matrix",
-                                                                   "mindspore_aot"))])
+                                                                   "mindspore_aot", "view"))])
     base = hashlib.sha256(repr((_FLAGS, list(flags))).encode())
     for header in headers:
         base.update(header.read_bytes())

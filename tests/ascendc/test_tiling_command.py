@@ -8,7 +8,7 @@ import re
 import ascend
 import pytest
 
-from ms_flash import cli, tiling
+from ms_flash import cli, library, tiling
 from ms_flash.bench import ascend_model
 
 
@@ -18,7 +18,7 @@ def built(monkeypatch):
     monkeypatch.setenv("MS_FLASH_ASCEND_TWIN_LIB", str(ascend.build()))
     monkeypatch.setenv("MS_FLASH_PRESETS", "")
     yield
-    tiling.configure(soc="910B3", cores=0, effects=1)
+    library.configure_twin(soc="910B3", cores=0, effects=1)
 
 
 def plan(capsys, *arguments):

@@ -85,6 +85,31 @@ def test_wrong_target(net, target, text, tmp_path, capsys):
     assert not (tmp_path / "net.onnx").exists()
 
 
+@pytest.mark.parametrize(("out", "text"), [
+    ("folder.onnx", "'file_name' must be a file, but got the folder"),
+    ("file/net.onnx", "file"),
+])
+def test_output_that_cannot_be_written(net, out, text, tmp_path, capsys):
+    (tmp_path / "folder.onnx").mkdir()
+    (tmp_path / "file").write_text("")
+    assert main(["export", f"{net}:build", str(tmp_path / out)]) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert text in error and "Traceback" not in error
+    assert (tmp_path / "file").read_text() == "" and not any((tmp_path / "folder.onnx").iterdir())
+
+
+def test_another_profile(net, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["export", f"{net}:build", str(tmp_path / "net.onnx"), "--profile", "other"])
+    assert ended.value.code == 2 and "invalid choice: 'other'" in capsys.readouterr().err
+
+
+def test_a_file_there_is_replaced(net, tmp_path, capsys):
+    (tmp_path / "net.onnx").write_text("something else")
+    assert main(["export", f"{net}:build", str(tmp_path / "net.onnx"), "--no-verify"]) == 0
+    onnx.checker.check_model(str(tmp_path / "net.onnx"))
+
+
 class Terminal(io.StringIO):
     """What a program on a terminal writes to."""
 

@@ -228,6 +228,60 @@ def good():
             "block_table": ints([0, 1, 2, 3], [4, 5, 6, 7]), "rotary_cos": t(40, 4), "rotary_sin": t(40, 4)}
 
 
+def empty_call(batch, sq, new, paged):
+    """A call without queries or without sequences, with random tokens to append."""
+    some = lambda *shape: tensor(np.random.default_rng(sq).standard_normal(shape).astype(np.float32))
+    call = {**good(), "query": some(batch, sq, 4, 8), "cache_seqlens": tensor(np.full(batch, 3, np.int32)),
+            "k": some(batch, new, 2, 8) if new else None, "v": some(batch, new, 2, 6) if new else None,
+            "block_table": tensor(np.arange(batch * 4, dtype=np.int32).reshape(batch, 4)) if paged else None}
+    if not paged:
+        call.update(k_cache=ms.Parameter(t(batch, 16, 2, 8)), v_cache=ms.Parameter(t(batch, 16, 2, 6)))
+    return call
+
+
+def called(call, backend):
+    """Output, LSE and both caches after a call through Net."""
+    net = Net(call["k_cache"], call["v_cache"], {"backend": backend})
+    out, lse = net(call["query"], *(call.get(slot) for slot in OTHERS))
+    return [x.asnumpy() for x in (out, lse, net.k_cache, net.v_cache)]
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["plain", "paged"])
+@pytest.mark.parametrize("new", [0, 2])
+@pytest.mark.parametrize("batch, sq", [(2, 0), (0, 2), (0, 0)])
+def test_no_query_or_no_sequence(mode, backend, batch, sq, new, paged):
+    """Nothing comes out, and what there is to append is in the caches as after a call with queries."""
+    out, lse, *caches = called(empty_call(batch, sq, new, paged), backend)
+    assert out.shape == (batch, sq, 4, 6) and out.dtype == np.float32
+    assert lse.shape == (batch, 4, sq) and lse.dtype == np.float32
+    wanted = empty_call(batch, sq, new, paged)
+    if batch:
+        wanted["query"] = t(2, 1, 4, 8)
+        _, _, *wanted_caches = called(wanted, "cpu")
+    else:
+        wanted_caches = [wanted[name].asnumpy() for name in ("k_cache", "v_cache")]
+    for got, cache in zip(caches, wanted_caches):
+        np.testing.assert_allclose(got, cache, rtol=1e-6)
+        assert (got != 1).any() == bool(batch and new)
+
+
+def test_one_graph_with_and_without_queries():
+    """Sizes that a graph learns when it runs may be 0 as well."""
+    ms.set_context(mode=ms.GRAPH_MODE)
+    call = empty_call(2, 2, 2, True)
+    net = Net(call["k_cache"], call["v_cache"], {"backend": "cpu"})
+    free = lambda *shape, dtype=ms.float32: ms.Tensor(shape=shape, dtype=dtype)
+    net.set_inputs(free(None, None, 4, 8), free(None, None, 2, 8), free(None, None, 2, 6), free(None, dtype=ms.int32),
+                   free(None, 4, dtype=ms.int32), call["rotary_cos"], call["rotary_sin"], None, None)
+    for batch, sq in ((2, 2), (2, 0), (0, 2), (1, 1), (0, 0)):
+        call = empty_call(batch, sq, 2, True)
+        wanted = called({**call, "k_cache": net.k_cache.clone(), "v_cache": net.v_cache.clone()}, "reference")
+        out, lse = net(call["query"], *(call.get(slot) for slot in OTHERS))
+        assert out.shape == (batch, sq, 4, 6) and lse.shape == (batch, 4, sq)
+        for got, expected in zip((out, lse, net.k_cache, net.v_cache), wanted):
+            np.testing.assert_allclose(got.asnumpy(), expected, atol=1e-5)
+
+
 BAD = {
     "query is an array": (TypeError, "'query' must be Tensor, but got ndarray", {"query": np.ones((2, 2, 4, 8))}),
     "no cache": (TypeError, "'k_cache' must be Tensor, but got NoneType", {"k_cache": None}),
@@ -265,7 +319,10 @@ BAD = {
     "length of v": (ValueError, "the length of 'v' must be equal to that of 'k' 2", {"v": t(2, 3, 2, 6)}),
     "nothing to append": (ValueError, "the length of 'k' must be 1 or greater", {"k": t(2, 0, 2, 8),
                                                                                "v": t(2, 0, 2, 6)}),
-    "no query": (ValueError, "the length of 'query' must be 1 or greater", {"query": t(2, 0, 4, 8)}),
+    "no blocks": (ValueError, "the number of blocks of 'k_cache' must be 1 or greater",
+                  {"k_cache": ms.Parameter(t(0, 16, 2, 8)), "v_cache": ms.Parameter(t(0, 16, 2, 6))}),
+    "no rows": (ValueError, "the length of 'k_cache' must be 1 or greater",
+                {"k_cache": ms.Parameter(t(8, 0, 2, 8)), "v_cache": ms.Parameter(t(8, 0, 2, 6))}),
     "shape of lengths": (ValueError, "the shape of 'cache_seqlens' must be (batch,) = (2,), but got (3,)",
                          {"cache_seqlens": ints(3, 17, 1)}),
     "shape of the table": (ValueError, "the shape of 'block_table' must be (batch, blocks)",

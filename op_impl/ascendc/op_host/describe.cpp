@@ -67,6 +67,23 @@ std::vector<int64_t> cores_of(int64_t units, int64_t cores) {
   return core_of;
 }
 
+// What all plans have in common.
+template <class Plan, class Tiling>
+Object describe_any(const Plan& plan, const Tiling& t) {
+  Object plan_of;
+  plan_of.add("cores", t.cores)
+      .add("depth", t.depth)
+      .add("ub", t.ub.end)
+      .add("ub_tile", t.ub.tile)
+      .add("l1", t.l1.end)
+      .add("workspace", plan.workspace())
+      .add("imbalance", plan.imbalance())
+      .add("tiling_bytes", plan.bytes().size())
+      .add("tiling_hash", hash_of(plan.bytes()))
+      .add("cost_per_core", plan.cost_per_core());
+  return plan_of;
+}
+
 // What the plans of both gradients have in common.
 template <class Pairs, class Sequences, class Item>
 Object describe_pairs(const GradientPlan<Item>& plan, const Sequences& sequences) {
@@ -78,21 +95,11 @@ Object describe_pairs(const GradientPlan<Item>& plan, const Sequences& sequences
     for (Pair pair; pairs.next(&pair);)
       done.push_back({core, pair.batch, pair.head, pair.row0, pair.rows, pair.key0, pair.keys, pair.part});
   }
-  Object plan_of;
-  plan_of.add("cores", t.cores)
-      .add("depth", t.depth)
-      .add("block_q", t.block_q)
+  Object plan_of = describe_any(plan, t);
+  plan_of.add("block_q", t.block_q)
       .add("block_k", t.block_k)
       .add("parts", t.parts)
-      .add("ub", u.end)
-      .add("ub_tile", u.tile)
-      .add("l1", t.l1.end)
-      .add("workspace", plan.workspace())
-      .add("imbalance", plan.imbalance())
-      .add("tiling_bytes", plan.bytes().size())
-      .add("tiling_hash", hash_of(plan.bytes()))
       .add("pairs", done)
-      .add("cost_per_core", plan.cost_per_core())
       .add("core_of", cores_of(t.items, t.cores))
       .add("buffers", Object()
                           .add("UB", sizes({{"S tiles, 2 x float32", u.score},
@@ -125,24 +132,14 @@ std::string describe(const ForwardPlan& plan) {
   constexpr int64_t kMostListed = 1 << 16;
   const int64_t units = t.items * t.heads_per_item;
   const int32_t depth = std::min(128, t.a.d);  // of one product Q K^T
-  Object plan_of;
-  plan_of.add("cores", t.cores)
-      .add("depth", t.depth)
-      .add("block_m", t.block_m)
+  Object plan_of = describe_any(plan, t);
+  plan_of.add("block_m", t.block_m)
       .add("stack_n", t.stack_n)
       .add("block_n", t.block_n)
       .add("pack", t.pack)
       .add("heads_per_item", t.heads_per_item)
-      .add("ub", u.end)
-      .add("ub_tile", u.tile)
-      .add("l1", t.l1.end)
-      .add("workspace", plan.workspace())
-      .add("imbalance", plan.imbalance())
-      .add("tiling_bytes", plan.bytes().size())
-      .add("tiling_hash", hash_of(plan.bytes()))
       .add("items", items)
       .add("merges", merges)
-      .add("cost_per_core", plan.cost_per_core())
       .add("core_of", units <= kMostListed ? cores_of(units, t.cores) : std::vector<int64_t>())
       .add("buffers",
            Object()

@@ -126,6 +126,29 @@ class Buffers {
   std::vector<int64_t> cu_q_, cu_k_;
 };
 
+// What both gradients read beside the inputs of the forward.
+struct Saved {
+  Saved(const Problem& p, const Buffers& in, ms_twin::Launch* launch)
+      : out(launch->Input(p.out.data, extent(p.out, in.outer(), p.heads, p.q_rows, p.dv), "out")),
+        row_max(launch->Input(p.row_max, in.statistics(), "row_max")),
+        row_sum(launch->Input(p.row_sum, in.statistics(), "row_sum")),
+        dout(launch->Input(p.dout.data, extent(p.dout, in.outer(), p.heads, p.q_rows, p.dv), "dout")),
+        dlse(launch->Input(p.dlse, in.statistics(), "dlse")) {}
+
+  uint8_t *out, *row_max, *row_sum, *dout, *dlse;
+};
+
+// What every kernel gets from its plan.
+struct Planned {
+  template <class Plan>
+  Planned(const Plan& plan, ms_twin::Launch* launch) : workspace(launch->Workspace(uint64_t(plan.workspace()))) {
+    const std::vector<uint8_t> bytes = plan.bytes();
+    tiling = launch->Tiling(bytes.data(), bytes.size());
+  }
+
+  uint8_t *workspace, *tiling;
+};
+
 ms_twin::Options options(int32_t cores) {
   ms_twin::Options o;
   o.blocks = cores;
@@ -200,12 +223,10 @@ void run_forward(const Problem& p) {
   uint8_t* lse = in.rows_out(p.lse, in.statistics(), "lse");
   uint8_t* row_max = in.rows_out(p.row_max, in.statistics(), "row_max");
   uint8_t* row_sum = in.rows_out(p.row_sum, in.statistics(), "row_sum");
-  uint8_t* workspace = launch.Workspace(uint64_t(plan.workspace()));
-  const std::vector<uint8_t> bytes = plan.bytes();
-  uint8_t* tiling = launch.Tiling(bytes.data(), bytes.size());
+  const Planned planned(plan, &launch);
   finish("fwd", launch.Run([&] {
     ms_flash_fwd(in.query, in.key, in.value, in.mask, in.bias, in.alibi, in.sinks, in.seed, in.drop_mask, in.cu_q,
-                 in.cu_k, out, lse, row_max, row_sum, workspace, tiling);
+                 in.cu_k, out, lse, row_max, row_sum, planned.workspace, planned.tiling);
   }));
 }
 
@@ -218,11 +239,7 @@ void run_backward(const Problem& p) {
   const BackwardPlan plan = plan_backward(p, settings.soc, chosen(p, true));
   ms_twin::Launch launch(options(plan.tiling.cores));
   Buffers in(p, &launch);
-  uint8_t* out = launch.Input(p.out.data, extent(p.out, in.outer(), p.heads, p.q_rows, p.dv), "out");
-  uint8_t* row_max = launch.Input(p.row_max, in.statistics(), "row_max");
-  uint8_t* row_sum = launch.Input(p.row_sum, in.statistics(), "row_sum");
-  uint8_t* dout = launch.Input(p.dout.data, extent(p.dout, in.outer(), p.heads, p.q_rows, p.dv), "dout");
-  uint8_t* dlse = launch.Input(p.dlse, in.statistics(), "dlse");
+  const Saved saved(p, in, &launch);
   uint8_t *dq, *dk, *dv;
   if (p.packed) {
     dq = dk = dv = launch.Output(p.dq.data, extent(p.dq, in.outer(), p.heads + 2 * p.kv_heads, p.q_rows, p.d), "dq");
@@ -232,12 +249,11 @@ void run_backward(const Problem& p) {
     dv = in.rows_out(p.dv_.data, extent(p.dv_, in.outer(), p.kv_heads, p.k_rows, p.dv), "dv");
   }
   uint8_t* dsinks = p.sinks ? launch.Output(p.dsinks, p.heads * size_of(p.sinks_dtype), "dsinks") : nullptr;
-  uint8_t* workspace = launch.Workspace(uint64_t(plan.workspace()));
-  const std::vector<uint8_t> bytes = plan.bytes();
-  uint8_t* tiling = launch.Tiling(bytes.data(), bytes.size());
+  const Planned planned(plan, &launch);
   finish("bwd", launch.Run([&] {
     ms_flash_bwd(in.query, in.key, in.value, in.mask, in.bias, in.alibi, in.sinks, in.seed, in.drop_mask, in.cu_q,
-                 in.cu_k, out, row_max, row_sum, dout, dlse, dq, dk, dv, dsinks, workspace, tiling);
+                 in.cu_k, saved.out, saved.row_max, saved.row_sum, saved.dout, saved.dlse, dq, dk, dv, dsinks,
+                 planned.workspace, planned.tiling);
   }));
 }
 
@@ -251,18 +267,13 @@ void run_bias_grad(const Problem& p) {
   const BiasGradPlan plan = plan_bias_grad(p, settings.soc, chosen(p, true));
   ms_twin::Launch launch(options(plan.tiling.cores));
   Buffers in(p, &launch);
-  uint8_t* out = launch.Input(p.out.data, extent(p.out, in.outer(), p.heads, p.q_rows, p.dv), "out");
-  uint8_t* row_max = launch.Input(p.row_max, in.statistics(), "row_max");
-  uint8_t* row_sum = launch.Input(p.row_sum, in.statistics(), "row_sum");
-  uint8_t* dout = launch.Input(p.dout.data, extent(p.dout, in.outer(), p.heads, p.q_rows, p.dv), "dout");
-  uint8_t* dlse = launch.Input(p.dlse, in.statistics(), "dlse");
+  const Saved saved(p, in, &launch);
   uint8_t* dbias = launch.Output(p.dbias.data, bytes_out, "dbias");
-  uint8_t* workspace = launch.Workspace(uint64_t(plan.workspace()));
-  const std::vector<uint8_t> bytes = plan.bytes();
-  uint8_t* tiling = launch.Tiling(bytes.data(), bytes.size());
+  const Planned planned(plan, &launch);
   finish("bias_grad", launch.Run([&] {
     ms_flash_bias_grad(in.query, in.key, in.value, in.mask, in.bias, in.alibi, in.sinks, in.seed, in.drop_mask, in.cu_q,
-                       in.cu_k, out, row_max, row_sum, dout, dlse, dbias, workspace, tiling);
+                       in.cu_k, saved.out, saved.row_max, saved.row_sum, saved.dout, saved.dlse, dbias,
+                       planned.workspace, planned.tiling);
   }));
 }
 
@@ -290,13 +301,11 @@ void run_block(const Problem& p, const BlockArrays& a) {
   uint8_t* lse = launch.Output(p.lse, pieces.statistics(), "lse");
   uint8_t* row_max = launch.Output(p.row_max, pieces.statistics(), "row_max");
   uint8_t* row_sum = launch.Output(p.row_sum, pieces.statistics(), "row_sum");
-  uint8_t* workspace = launch.Workspace(uint64_t(plan.workspace()));
-  const std::vector<uint8_t> bytes = plan.bytes();
-  uint8_t* tiling = launch.Tiling(bytes.data(), bytes.size());
+  const Planned planned(plan, &launch);
   finish("block", launch.Run([&] {
     ms_flash_block(x, context, context_v, w_q, w_k, w_v, b_q, b_k, b_v, w_o, b_o, pieces.mask, pieces.bias,
-                   pieces.alibi, pieces.sinks, pieces.seed, pieces.drop_mask, y, lse, row_max, row_sum, workspace,
-                   tiling);
+                   pieces.alibi, pieces.sinks, pieces.seed, pieces.drop_mask, y, lse, row_max, row_sum,
+                   planned.workspace, planned.tiling);
   }));
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ascendc/op_host/soc.h"
+#include "ascendc/op_host/tiling_parts.h"
 #include "cpu/call.h"
 #include "register/op_def_registry.h"
 
