@@ -64,7 +64,7 @@ def compare(net, inputs, level: str, repeats: int):
 
     The runs alternate, so that what else the machine does meets both; the first of each compiles and is not counted.
     """
-    ratios = []
+    ratios, report = [], None
     for _ in tqdm(range(repeats + 1), desc="as is, fused", unit="pair", dynamic_ncols=True):
         start = time.perf_counter()
         plain = net(*inputs).asnumpy()
@@ -72,7 +72,7 @@ def compare(net, inputs, level: str, repeats: int):
         with ms_flash.fusion(level) as now:
             fused = net(*inputs).asnumpy()
         ratios.append((middle - start) / (time.perf_counter() - middle))
-        report = now if len(ratios) == 1 else report
+        report = report or now
     return plain, fused, ratios[1:], report
 
 
