@@ -112,7 +112,7 @@ def test_only_pages_in_use_are_read():
 
 def test_what_the_kernels_do_not_take():
     case = draw(np.random.default_rng(4), "float16", d=272, dv=16, rotary=None)
-    with pytest.raises(RuntimeError, match="'head_dim' of 'query' must be .* from 16 to 256, but got 272"):
+    with pytest.raises(RuntimeError, match=r"'head_dim' of 'query' must be .* from 16 to 256, but got 272"):
         kvcases.native_call(case, "BSND", ascend.raw_call)
     case = draw(np.random.default_rng(4), "float32")
     with pytest.raises(RuntimeError, match="'query' must be float16 or bfloat16"):
