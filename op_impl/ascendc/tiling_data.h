@@ -100,6 +100,7 @@ struct BackwardTiling {
   TensorLayout dout, dq, dk, dv;
   int32_t cores, depth, block_q, block_k, has_dlse;
   int32_t whole_rows;        // a pair holds all keys of its queries
+  int32_t clean_dout;        // there may be queries that see no key, whose dO must not show
   int64_t items, parts;      // parts: dQ accumulators; with atomic accumulation one serves all
   int64_t q_stats, k_stats;  // rows of Q, and of K, over all batches and heads
   // numbers that the bias holds; accumulators, one for each vector core of a block where both may add to the same
@@ -112,7 +113,7 @@ struct BackwardTiling {
     int32_t rows, channels, stream, slot, end;
   } l1;
   struct {
-    int64_t score, grad, prob, dscore, delta, dq, dq_part, dk, dv, dbias, end;
+    int64_t score, grad, prob, dscore, delta, dout, dq, dq_part, dk, dv, dbias, end;
     GuardSpace guard;
   } ws;
 };
