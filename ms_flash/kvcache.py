@@ -72,8 +72,8 @@ def flash_attention_with_kvcache(query, k_cache, v_cache, k=None, v=None, *, cac
         return_lse (bool, optional): Whether to return the LSE as well. Default: ``False``.
         precision_mode (str, optional): ``"default"`` computes in float32, ``"high"`` accumulates in float64 on the CPU.
             Default: ``"default"``.
-        backend (str, optional): ``"cpu"`` or ``"reference"``. Default: ``None``, by the environment variable
-            MS_FLASH_BACKEND, otherwise by the device.
+        backend (str, optional): ``"cpu"``, ``"ascend-twin"`` or ``"reference"``. Default: ``None``, by the environment
+            variable MS_FLASH_BACKEND, otherwise by the device.
 
     Returns:
         Tensor, the output, of the shape of `query` with Dv in the place of D, in its dtype; with `return_lse` a tuple
@@ -179,16 +179,13 @@ def merge_attention(outs, lses, *, layout="BNSD", backend=None):
         >>> print(out[0, 0, 0, 0], lse[0, 0, 0])
         1.0 3.0986123
     """
-    widened = False
     if isinstance(outs, (list, tuple)):
-        widened = dtype_of_parts("outs", *outs) == "bfloat16"
-        if widened:     # MindSpore's Stack has no bfloat16 on the CPU; float32 holds the same numbers
-            outs = [x.astype(mstype.float32) for x in outs]
-        outs = ops.stack(outs)
+        if dtype_of_parts("outs", *outs) == "bfloat16":     # MindSpore's Stack has none on the CPU
+            outs = ops.stack([x.astype(mstype.float32) for x in outs]).astype(mstype.bfloat16)
+        else:
+            outs = ops.stack(outs)
     if isinstance(lses, (list, tuple)) and dtype_of_parts("lses", *lses) is not None:
         lses = ops.stack(lses)
     op = op_of(resolve_merge(backend, layout, outs, lses))
     merged = op(outs, lses)
-    if widened:
-        return merged[0].astype(mstype.bfloat16), merged[1]
     return merged[0], merged[1]

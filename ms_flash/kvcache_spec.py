@@ -288,10 +288,18 @@ class MergeSpec:
     layout: str
     inputs: tuple[Arg, ...]     # by slot
 
+    precision = "default"       # float32 sums; there is no other
+
     @property
     def dtype(self) -> str:
         """That of the outputs."""
         return self.inputs[0].dtype
+
+    @property
+    def head_dims(self) -> tuple[tuple[str, int], ...]:
+        """By the tensor that has it; -1 where a graph does not know it yet."""
+        shape = self.inputs[0].shape
+        return (("outs", -1 if shape is None else shape[-1]),)
 
     @functools.cached_property
     def static(self) -> bool:

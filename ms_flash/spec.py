@@ -77,6 +77,11 @@ class AttentionSpec:
         return self.inputs[SLOTS.index(name)] is not None
 
     @property
+    def head_dims(self) -> tuple[tuple[str, int], ...]:
+        """By the tensor that has it; -1 where a graph does not know it yet."""
+        return (("query", self.head_dim), ("value", self.v_head_dim))
+
+    @property
     def out_shape(self) -> tuple[int, ...]:
         """Shape of the output, in the layout of the query."""
         sizes = {"B": self.batch, "N": self.num_heads, "S": self.q_len, "T": self.q_len, "D": self.v_head_dim,

@@ -74,7 +74,7 @@ class Backend(abc.ABC):
             raise value_error(spec.func, f"'layout' must be one of {', '.join(map(repr, entry['layouts']))} for the "
                                          f"backend '{self.name}', but got {spec.layout!r}.")
         if "head_dim" in entry:
-            for tensor, size in (("query", spec.head_dim), ("value", spec.v_head_dim)):
+            for tensor, size in spec.head_dims:
                 if size > entry["head_dim"]:
                     raise value_error(spec.func, f"the 'head_dim' of '{tensor}' must be at most {entry['head_dim']} "
                                                  f"for the backend '{self.name}', but got {size}.")

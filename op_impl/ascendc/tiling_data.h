@@ -42,6 +42,10 @@ struct AttentionTiling {
   TensorLayout q, k, v, out;
   PlaneLayout mask, bias, drop_mask;
   int64_t alibi_b;
+  // K and V in caches: of a sequence those keys count that it has, cache_seqlens and what this call appends. In pages
+  // of `page_size` rows, if that is not 0, of which a sequence has `table_pitch` in the block table.
+  int32_t cached;
+  int64_t new_len, page_size, table_pitch;
   DataType sinks;  // of the sinks; none: no sinks
   int32_t alibi;
 };
@@ -96,6 +100,7 @@ struct BackwardTiling {
   TensorLayout dout, dq, dk, dv;
   int32_t cores, depth, block_q, block_k, has_dlse;
   int32_t whole_rows;        // a pair holds all keys of its queries
+  int32_t clean_dout;        // there may be queries that see no key, whose dO must not show
   int64_t items, parts;      // parts: dQ accumulators; with atomic accumulation one serves all
   int64_t q_stats, k_stats;  // rows of Q, and of K, over all batches and heads
   // numbers that the bias holds; accumulators, one for each vector core of a block where both may add to the same
@@ -108,7 +113,7 @@ struct BackwardTiling {
     int32_t rows, channels, stream, slot, end;
   } l1;
   struct {
-    int64_t score, grad, prob, dscore, delta, dq, dq_part, dk, dv, dbias, end;
+    int64_t score, grad, prob, dscore, delta, dout, dq, dq_part, dk, dv, dbias, end;
     GuardSpace guard;
   } ws;
 };
@@ -130,6 +135,20 @@ struct BlockTiling {
   ForwardTiling f;  // last: its tables follow
 };
 
+// Attention over caches, to which the launch appends first.
+struct DecodeTiling {
+  TensorLayout new_k, new_v;
+  ForwardTiling f;  // last: its tables follow
+};
+
+// Attention over all keys from attentions over parts of them: part p is p * part_elements after `outs`, its LSEs are
+// p * part_rows after the first.
+struct MergeTiling {
+  int64_t parts, batch, heads, rows, part_elements, part_rows;
+  TensorLayout outs, out;
+  int32_t dv, bf16, cores, chunk;  // chunk: rows of a tile
+};
+
 // CANN makes a tiling buffer as large as the struct that the kernel registers: one of the above, and room for its
 // table. 32 KB are 1365 blocks of rows, 170,000 queries with 128 in a block.
 constexpr int64_t kTableBytes = 32 * 1024;
@@ -139,6 +158,10 @@ struct ForwardTilingBuffer {
 };
 struct BackwardTilingBuffer {
   BackwardTiling head;
+  uint8_t table[kTableBytes];
+};
+struct DecodeTilingBuffer {
+  DecodeTiling head;
   uint8_t table[kTableBytes];
 };
 struct BlockTilingBuffer {

@@ -51,6 +51,7 @@ struct Sequence {
 struct Pages {
   const int64_t* table = nullptr;  // null: no pages, the keys of a sequence are rows of its own
   int64_t stride = 0, size = 0;
+  int64_t count = 0;  // of the pool
 
   explicit operator bool() const { return table != nullptr; }
 };
@@ -61,6 +62,7 @@ struct Problem {
   int64_t max_q = 0, max_k = 0;    // the longest of them
   int64_t q_rows = 0, k_rows = 0;  // rows stored per (batch, head); TND: the packed totals
   bool varlen = false, packed = false;
+  bool cached = false;  // K and V are caches, of which every sequence fills as much as its k_len says
 
   double scale = 1;    // on q.k, before softcap
   double softcap = 0;  // 0: off

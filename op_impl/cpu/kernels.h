@@ -1,5 +1,7 @@
 // The kernels as the rest of the library sees them: one table per instruction set.
 #pragma once
+#include <vector>
+
 #include "common/problem.h"
 #include "cpu/cache.h"
 #include "cpu/matrix.h"
@@ -17,6 +19,8 @@ struct Kernels {
   double (*read_bandwidth)();  // B/s
   void (*append)(const Append&);
   void (*merge)(const Merge&);
+  // Rows into the caches and attention over them at once; null: the one after the other.
+  void (*append_and_forward)(const Problem&, const std::vector<Append>&) = nullptr;
 };
 
 // The table in use: the best one, or the one MS_FLASH_ISA names.

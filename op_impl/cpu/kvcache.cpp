@@ -53,13 +53,14 @@ class KvCache {
   }
 
   void forward(const Array* outputs) {
-    if (spec_.has(kNewKey)) {
-      move(input(kNewKey), k_.tensor, first_, pages_, spec_.has(kCos) ? &first_ : nullptr);
-      move(input(kNewValue), v_.tensor, first_, pages_, nullptr);
-    }
+    std::vector<Append> appends;
+    if (spec_.has(kNewKey))
+      appends = {rows(input(kNewKey), k_.tensor, first_, pages_, spec_.has(kCos) ? &first_ : nullptr),
+                 rows(input(kNewValue), v_.tensor, first_, pages_, nullptr)};
     Problem p = spec_.attention.fixed;
     place(q_, k_, v_, spec_.attention.default_scale, &p);
     p.splits = spec_.splits;
+    p.cached = true;
     std::unique_ptr<void, FreeAligned> rotated;
     if (spec_.has(kCos)) p.q = rotate_query(&rotated);
     p.pages = pages_;
@@ -79,7 +80,10 @@ class KvCache {
     }
     p.out = view(kFunction, "out", spec_.attention.layout, outputs[0], p.heads).tensor;
     p.lse = static_cast<float*>(outputs[1].data);
-    selected_kernels()->forward(p);
+    const Kernels* kernels = selected_kernels();
+    if (kernels->append_and_forward) return kernels->append_and_forward(p, appends);
+    for (const Append& a : appends) kernels->append(a);
+    kernels->forward(p);
   }
 
  private:
@@ -183,6 +187,7 @@ class KvCache {
     pages_.table = table_.data();
     pages_.stride = blocks;
     pages_.size = k_.length;
+    pages_.count = k_.batch;
     check_table();
   }
 
@@ -216,8 +221,8 @@ class KvCache {
   }
 
   // Rows to the places `first` of `to`, in the pages if it has some; rotated, row 0 is at `position`.
-  void move(const View& from, const Tensor4& to, const std::vector<int64_t>& first, const Pages& pages,
-            const std::vector<int64_t>* position) const {
+  Append rows(const View& from, const Tensor4& to, const std::vector<int64_t>& first, const Pages& pages,
+              const std::vector<int64_t>* position) const {
     Append a;
     a.from = from.tensor;
     a.to = to;
@@ -229,7 +234,7 @@ class KvCache {
     a.pages = pages;
     if (position) a.position = position->data(), a.rotary = rotary();
     a.high = spec_.attention.fixed.high;
-    selected_kernels()->append(a);
+    return a;
   }
 
   // The queries, rotated, in float32, so that they are rounded no more than the others.
@@ -239,7 +244,7 @@ class KvCache {
     std::vector<int64_t> first(q_.batch), position(q_.batch);
     for (int64_t i = 0; i < q_.batch; ++i) position[i] = total_[i] - q_.length;
     const Tensor4 rotated{static_cast<char*>(memory->get()), DType::f32, b, h, s};
-    move(q_, rotated, first, Pages(), &position);
+    selected_kernels()->append(rows(q_, rotated, first, Pages(), &position));
     return rotated;
   }
 

@@ -33,14 +33,16 @@ def build(kernels=KERNELS, flags=(), where=None):
     kernels = Path(kernels)
     where = Path(where or os.environ.get("MS_FLASH_TEST_BUILD", ROOT / "build" / "ascendc"))
     where.mkdir(parents=True, exist_ok=True)
+    cpu = ("address", "api", "cache", "call", "infer", "kernels", "kvcache", "matrix", "merge", "mindspore_aot",
+           "threads", "view")
     headers = sorted([*kernels.glob("*.h"), *ASCENDC.rglob("*.h"), *(OP_IMPL / "common").glob("*.h"),
-                      *(OP_IMPL / "cpu" / f"{name}.h" for name in ("api", "cache", "call", "infer", "kernels", "matrix",
-                                                                   "mindspore_aot", "view"))])
+                      *(OP_IMPL / "cpu" / f"{name}.h" for name in cpu)])
     base = hashlib.sha256(repr((_FLAGS, list(flags))).encode())
     for header in headers:
         base.update(header.read_bytes())
     sources = [*sorted(kernels.glob("*.cpp")), *sorted((ASCENDC / "op_host").glob("*.cpp")),
-               *sorted((ASCENDC / "twin_lib").glob("*.cpp")), OP_IMPL / "cpu" / "call.cpp"]
+               *sorted((ASCENDC / "twin_lib").glob("*.cpp")),
+               *(OP_IMPL / "cpu" / f"{name}.cpp" for name in ("call", "kvcache", "memory", "merge"))]
     objects = []
     for source in sources:
         key = base.copy()

@@ -9,6 +9,7 @@ and all of the further mutants.
 from __future__ import annotations
 
 import argparse
+import copy
 import ctypes
 import json
 import os
@@ -22,10 +23,12 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
 import ascend  # noqa: E402
+import kvcases  # noqa: E402
 import mutation  # noqa: E402
 import native  # noqa: E402
 import numpy as np  # noqa: E402
 import test_block  # noqa: E402
+import test_decode  # noqa: E402
 import test_kernels  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
@@ -133,6 +136,48 @@ def problems():
         heads, kv_heads = options.get("heads", 4), options.get("kv_heads", 2)
         block = lambda inputs=inputs, heads=heads, kv=kv_heads, spec=spec: ascend.block(inputs, heads, kv, **spec)
         yield Problem(f"block {name}", block)
+    for index, (name, options) in enumerate(test_kernels.UNSEEING.items()):
+        case = test_kernels.Case(len(name), dtype=("float16", "bfloat16")[index % 2], **options)
+        empty = np.isneginf(test_kernels.flash_rule.evaluate({**case.call, "sinks": None}, None)["lse"])
+        case.dout[empty if case.dout.ndim == 4 else empty.T] = np.nan
+        yield Problem(f"bwd nan in dout: {name}", Backward(case))
+    yield from cache_problems()
+
+
+# Caches: rows that fill several tiles of the append, parts that are merged, pages, NaN that some queries see.
+CACHES = {
+    "one token, pages": {"block_size": 16, "sq": 1, "new_len": 1, "length": [300, 17, 40]},
+    "one token, rows of its own": {"block_size": 0, "sq": 1, "new_len": 1, "length": [300, 0, 40]},
+    "many new tokens": {"block_size": 64, "sq": 3, "new_len": 200, "length": [0, 70, 40], "d": 256, "dv": 256},
+    "parts": {"block_size": 128, "sq": 1, "new_len": 2, "length": [1500, 3, 777]},
+    "several queries": {"block_size": 32, "sq": 9, "new_len": 0, "length": [100, 9, 40], "window": (20, 0)},
+    "wide parts, rows of a block": {"block_size": 256, "sq": 16, "new_len": 16, "length": [900, 0, 40], "dv": 128},
+}
+
+
+def cache_problems():
+    for index, (name, options) in enumerate(CACHES.items()):
+        fixed = {"batch": 3, "kv_heads": 2, "group": 4, "d": 64, "dv": 64, "rotary": None, "precision": "default"}
+        case = kvcases.draw(np.random.default_rng(index), ("float16", "bfloat16")[index % 2], **{**fixed, **options})
+
+        def call(case=case):
+            results, caches = kvcases.native_call(case, "BSND", ascend.raw_call)
+            return {**results, "k_cache": caches[0], "v_cache": caches[1]}
+
+        yield Problem(f"decode {name}", call)
+        if index == 4:
+            case = copy.deepcopy(case)
+            case.inputs["v_cache"][case.inputs["block_table"][0, 90 // 32], :, 90 % 32] = np.nan
+            yield Problem("decode nan", lambda case=case, call=call: call(case))
+    rng = np.random.default_rng(0)
+    for index, shape in enumerate([(3, 2, 2, 150, 64), (2, 1, 3, 70, 33), (2, 1, 2, 40, 256), (5, 1, 9, 1, 16)]):
+        outs = rng.standard_normal(shape).astype(native.DTYPES[("float16", "bfloat16")[index % 2]])
+        lses = rng.standard_normal(shape[:-1]).astype(np.float32)
+        gone = rng.random(lses.shape) < 0.3
+        lses[gone], outs[gone] = -np.inf, np.nan
+        layout = ("BNSD", "BSND")[index % 2]
+        merge = lambda outs=outs, lses=lses, layout=layout: test_decode.merge(outs, lses, layout)
+        yield Problem(f"merge {index}", merge)
 
 
 def load(kernels):

@@ -250,6 +250,36 @@ def test_nan_reaches_those_who_see_it_and_nobody_else(name):
     assert np.isnan(result["out"][~clean].astype(np.float64)).any(-1).all()
 
 
+UNSEEING = {
+    "causal": {"right": 0, "sq": 77, "sk": 50},
+    "window": {"left": 2, "right": 2, "align": "top_left", "sq": 120, "sk": 40},
+    "mask": {"mask": "qk", "mask_share": 0.97, "heads": 4, "kv_heads": 2}, "mask of queries": {"mask": "hq", "d": 40},
+    "bias": {"bias": "hq", "bias_inf": 0.2, "softcap": 2.0}, "sinks": {"mask": "hq", "sinks": "float32"},
+    "sinks of the query's dtype": {"mask": "hq", "sinks": "query", "right": 0, "sq": 77, "sk": 50, "dropout": 0.2},
+    "several blocks": {"right": 0, "sq": 700, "sk": 600, "heads": 1}, "d 256": {"mask": "hq", "d": 256},
+    "lengths": {"lengths": [(70, 70), (1, 40), (40, 1)], "right": 0},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", UNSEEING)
+def test_nan_in_the_gradient_of_rows_without_keys_does_not_leak(name, dtype):
+    """What comes back to a row that sees no key, dlse of its -inf too, changes no gradient."""
+    case = Case(len(name), dtype=dtype, **UNSEEING[name])
+    forward = case.forward()
+    empty = np.isneginf(flash_rule.evaluate({**case.call, "sinks": None}, None)["lse"])
+    assert empty.any() and not empty.all()
+    results = []
+    for value in (0, np.nan, np.inf):
+        case.dout[empty if case.dout.ndim == 4 else empty.T] = value
+        if "sinks" not in case.call:
+            case.dlse[empty] = value
+        results.append(case.backward(forward=forward))
+    for other in results[1:]:
+        for grad, array in other.items():
+            np.testing.assert_array_equal(array, results[0][grad], err_msg=grad)
+
+
 def assert_same(a, b):
     for name in a:
         assert a[name].tobytes() == b[name].tobytes(), name

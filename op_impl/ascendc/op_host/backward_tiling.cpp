@@ -12,7 +12,7 @@ namespace {
 bool place_in_ub(BackwardTiling* t, int64_t size, int64_t tile) {
   const AttentionTiling& a = t->a;
   const bool planes = a.mask.dtype != DataType::none || a.bias.dtype != DataType::none || a.dropout;
-  Budget ub("UB", size - (planes ? kSelectScratch : 0));
+  Budget ub("UB", size - (planes || t->clean_dout ? kSelectScratch : 0));
   t->ub.tile = int32_t(tile);
   t->ub.score = ub.take(2 * tile);
   t->ub.grad = ub.take(2 * tile);
@@ -151,12 +151,26 @@ std::vector<Share> balance(const Problem& p, const BackwardTiling& t, int64_t* p
   return best;
 }
 
+// Whether some query may see no key, beside queries that see some. What a query sees moves on from one to the next, so
+// that these are the first or the last.
+bool may_see_nothing(const Problem& p) {
+  if ((p.mask && !p.has_fill) || p.bias) return true;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const int64_t last = p.seq[b].q_len - 1;
+    const Band band = p.band(b);
+    if (last >= 0 && p.seq[b].k_len && (band.begin(0) >= band.end(0) || band.begin(last) >= band.end(last)))
+      return true;
+  }
+  return false;
+}
+
 // Block sizes, and what lies where in UB and L1.
 BackwardTiling blocks_of(const Problem& p, const Soc& soc, const TilingChoice& choice) {
   BackwardTiling t{};
   t.a = attention_tiling(p);
   t.dout = layout_of(p.dout);
   t.has_dlse = p.dlse != nullptr;
+  t.clean_dout = may_see_nothing(p);
   t.cores = soc.cores;
   t.depth = choice.serial ? 0 : int32_t(choice.depth ? choice.depth : 1);
   const int64_t outer = p.varlen ? 1 : p.batch;
@@ -183,6 +197,9 @@ BackwardTiling blocks_of(const Problem& p, const Soc& soc, const TilingChoice& c
 
 // Elements of one of the rings in GM.
 int64_t ring_of(const BackwardTiling& t) { return int64_t(t.cores) * (t.depth + 1) * t.block_q * t.block_k; }
+
+// Of the copy of dO.
+int64_t bytes_of_dout(const BackwardTiling& t) { return t.clean_dout ? round_up(t.q_stats * t.a.dv * 2, 512) : 0; }
 
 // Items in falling order of cost.
 template <class Item>
@@ -254,7 +271,8 @@ BackwardPlan plan_backward(const Problem& p, const Soc& soc, const TilingChoice&
   t.ws.prob = t.ws.grad + ring * 4;
   t.ws.dscore = t.ws.prob + ring * 2;
   t.ws.delta = t.ws.dscore + ring * 2;
-  t.ws.dq = t.ws.delta + round_up(t.q_stats * 4, 512);
+  t.ws.dout = t.ws.delta + round_up(t.q_stats * 4, 512);
+  t.ws.dq = t.ws.dout + bytes_of_dout(t);
   t.ws.dq_part = t.q_stats * p.d * 4;
   t.ws.dk = t.ws.dq + t.parts * t.ws.dq_part;
   t.ws.dv = t.ws.dk + t.k_stats * p.d * 4;
@@ -285,7 +303,8 @@ BiasGradPlan plan_bias_grad(const Problem& p, const Soc& soc, const TilingChoice
   t.ws.score = 0;
   t.ws.grad = t.ws.score + ring * 4;
   t.ws.delta = t.ws.grad + ring * 4;
-  t.ws.dbias = t.ws.delta + round_up(t.q_stats * 4, 512);
+  t.ws.dout = t.ws.delta + round_up(t.q_stats * 4, 512);
+  t.ws.dbias = t.ws.dout + bytes_of_dout(t);
   const int64_t end = round_up(t.ws.dbias + t.bias_parts * t.bias_part_elements * 4, 512);
   t.ws.guard = guard_space(p, t.a, t.cores, false, end, &t.ws.end);
   return plan;

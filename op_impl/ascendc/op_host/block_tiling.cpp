@@ -1,6 +1,4 @@
 // Host tiling of the attention with its projections.
-#include <cstring>
-
 #include "ascendc/op_host/tiling_parts.h"
 
 namespace msf {
@@ -35,13 +33,6 @@ BlockPlan plan_block(const Problem& attention, const BlockShape& s, const Soc& s
   return plan;
 }
 
-std::vector<uint8_t> BlockPlan::bytes() const {
-  const std::vector<uint8_t> inner = forward.bytes();
-  const size_t tables = inner.size() - sizeof(ForwardTiling);
-  std::vector<uint8_t> buffer(sizeof(BlockTiling) + tables);
-  std::memcpy(buffer.data(), &tiling, sizeof(tiling));
-  if (tables) std::memcpy(buffer.data() + sizeof(tiling), inner.data() + sizeof(ForwardTiling), tables);
-  return buffer;
-}
+std::vector<uint8_t> BlockPlan::bytes() const { return with_tables(tiling, forward); }
 
 }  // namespace msf

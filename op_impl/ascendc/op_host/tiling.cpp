@@ -29,6 +29,9 @@ TilingChoice TilingChoice::from_environment() {
           msf::from_environment("MS_FLASH_DEPTH")};
 }
 
+// The one query of a sequence over a cache is given the keys that it sees, and no others.
+static bool sees_all_it_loads(const Problem& p) { return p.cached && p.max_q == 1; }
+
 AttentionTiling attention_tiling(const Problem& p) {
   if (p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) reject("'query' must be float16 or bfloat16.");
   if (p.high) reject("precision_mode='high' is not supported: matrix products accumulate in float32.");
@@ -40,8 +43,10 @@ AttentionTiling attention_tiling(const Problem& p) {
   a.batch = p.batch, a.heads = p.heads, a.kv_heads = p.kv_heads, a.group = p.group();
   a.q_len = p.max_q, a.k_len = p.max_k;
   a.stat_b = p.stat_b, a.stat_h = p.stat_h;
-  a.k_stat_b = p.varlen ? 0 : p.kv_heads * p.k_rows, a.k_stat_h = p.k_rows;
-  a.guard = (p.mask && !p.has_fill) || p.bias || p.left >= 0 || p.right >= 0;
+  const int64_t k_rows = p.cached ? p.max_k : p.k_rows;
+  a.k_stat_b = p.varlen ? 0 : p.kv_heads * k_rows, a.k_stat_h = k_rows;
+  a.guard = (p.mask && !p.has_fill) || p.bias || ((p.left >= 0 || p.right >= 0) && !sees_all_it_loads(p));
+  a.cached = p.cached, a.page_size = p.pages.size, a.table_pitch = p.pages.stride;
   a.d = int32_t(p.d), a.dv = int32_t(p.dv);
   a.left = p.left, a.right = p.right;
   a.bottom_right = p.bottom_right, a.varlen = p.varlen, a.cu_is_int64 = 1, a.bf16 = p.q.dtype == DType::bf16;
@@ -129,7 +134,7 @@ std::vector<double> share_out(const ForwardTiling& t, const std::vector<double>&
   return sum;
 }
 
-// The items with at most `most` blocks of block_n keys each, costly ones first.
+// The items with at most `most` blocks of block_n keys each, or of as many parts as the call wants, costly ones first.
 void cut(const Problem& p, ForwardPlan* plan, int64_t most) {
   ForwardTiling& t = plan->tiling;
   plan->items.clear();
@@ -143,9 +148,9 @@ void cut(const Problem& p, ForwardPlan* plan, int64_t most) {
       const int64_t rows = std::min(step, seq.q_len - row0);
       int64_t key0 = band.begin(row0), key1 = band.end(row0 + rows - 1);
       if (key1 <= key0) key0 = key1 = 0;
-      key0 = key0 / kFractal * kFractal;
+      if (!sees_all_it_loads(p)) key0 = key0 / kFractal * kFractal;
       const int64_t blocks = (key1 - key0 + t.block_n - 1) / t.block_n;
-      const int64_t parts = std::max<int64_t>(1, (blocks + most - 1) / most);
+      const int64_t parts = std::max<int64_t>(1, p.splits ? std::min(blocks, p.splits) : (blocks + most - 1) / most);
       WorkItem w{int32_t(b), int32_t(row0), int32_t(rows), int32_t(key0), int32_t(key1), -1};
       if (parts > 1) {
         plan->merges.push_back({w.batch, w.row0, w.rows, slots, int32_t(parts)});
@@ -173,6 +178,7 @@ void balance(const Problem& p, ForwardPlan* plan) {
   constexpr double kGoodEnough = 0.04;
   int64_t longest = 1;
   cut(p, plan, INT32_MAX);
+  if (p.splits) return;
   for (const WorkItem& w : plan->items)
     longest = std::max<int64_t>(longest, (w.key1 - w.key0 + plan->tiling.block_n - 1) / plan->tiling.block_n);
   int64_t best = INT32_MAX;
@@ -217,7 +223,8 @@ ForwardPlan plan_forward(const Problem& p, const Soc& soc, const TilingChoice& c
   int64_t stack = choice.stack_n ? choice.stack_n : p.block_n ? p.block_n : 512;
   stack = std::min<int64_t>(1024, std::max<int64_t>(64, stack));
   while (stack & (stack - 1)) stack += stack & -stack;  // up to a power of two
-  while (stack > 64 && stack / 2 >= p.max_k) stack /= 2;
+  // with a given split the bits of a row may not depend on the longest sequence
+  while (!p.splits && stack > 64 && stack / 2 >= p.max_k) stack /= 2;
   fit_ub(&t, soc.ub, stack);
   t.block_n = std::min(128, t.stack_n);
   place_in_l1(&t, soc.l1, choice.single_buffer);

@@ -6,6 +6,7 @@
 #include "ascendc/op_host/soc.h"
 #include "ascendc/tiling_data.h"
 #include "common/problem.h"
+#include "cpu/cache.h"
 
 namespace msf {
 
@@ -64,6 +65,14 @@ struct BlockPlan {
   int64_t workspace() const { return tiling.ws.end; }
 };
 
+struct DecodePlan {
+  DecodeTiling tiling{};
+  ForwardPlan forward;
+
+  std::vector<uint8_t> bytes() const;
+  int64_t workspace() const { return forward.workspace(); }
+};
+
 // Throw std::invalid_argument for what the kernels do not take.
 ForwardPlan plan_forward(const Problem& p, const Soc& soc, const TilingChoice& choice = {});
 BackwardPlan plan_backward(const Problem& p, const Soc& soc, const TilingChoice& choice = {});
@@ -71,6 +80,12 @@ BiasGradPlan plan_bias_grad(const Problem& p, const Soc& soc, const TilingChoice
 
 BlockPlan plan_block(const Problem& attention, const BlockShape& shape, const Soc& soc,
                      const TilingChoice& choice = {});
+
+// Attention over caches (Problem::cached); `appends` is empty, or the keys and the values that go there first.
+DecodePlan plan_decode(const Problem& p, const std::vector<Append>& appends, const Soc& soc,
+                       const TilingChoice& choice = {});
+
+MergeTiling plan_merge(const Merge& m, const Soc& soc);
 
 AttentionTiling attention_tiling(const Problem& p);
 

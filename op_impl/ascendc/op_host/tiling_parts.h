@@ -1,6 +1,7 @@
 // What the tilings of the kernels share.
 #pragma once
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <sstream>
 #include <stdexcept>
@@ -47,13 +48,24 @@ class Budget {
 // Room for guard.h from byte `at` on; `end` is what follows it.
 inline GuardSpace guard_space(const Problem& p, const AttentionTiling& a, int64_t cores, bool clean_key, int64_t at,
                               int64_t* end) {
-  const int64_t rows = (p.varlen ? 1 : p.batch) * p.kv_heads * p.k_rows;
+  const int64_t rows = (p.varlen ? 1 : p.batch) * p.kv_heads * (p.cached ? p.max_k : p.k_rows);
   GuardSpace g{at, at + 3 * cores * 32, 0, 0};
   g.value = g.key + rows * p.d * 2;
   const int64_t behind = g.value + rows * p.dv * 2;
   g.clean_key = clean_key ? behind : -1;
   *end = a.guard ? round_up(behind + (clean_key ? rows * p.d * 2 : 0), 512) : at;
   return g;
+}
+
+// A tiling buffer that begins with another struct than the forward's and has the forward's tables.
+template <class Head>
+std::vector<uint8_t> with_tables(const Head& head, const ForwardPlan& forward) {
+  const std::vector<uint8_t> inner = forward.bytes();
+  const size_t tables = inner.size() - sizeof(ForwardTiling);
+  std::vector<uint8_t> buffer(sizeof(Head) + tables);
+  std::memcpy(buffer.data(), &head, sizeof(Head));
+  if (tables) std::memcpy(buffer.data() + sizeof(Head), inner.data() + sizeof(ForwardTiling), tables);
+  return buffer;
 }
 
 // Largest over mean, minus 1.

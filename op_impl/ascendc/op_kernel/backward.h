@@ -1,6 +1,7 @@
 // Backward (Dao et al., "FlashAttention-2", 2023, algorithm 2), for pairs of a query block and a key block:
 //
 //   vectors  delta = rowsum(dO * O) - dLSE for all rows; the accumulators become 0          SyncAll
+//            where queries may see no key, a copy of dO without what those have
 //   cube     S = Q K^T   dP = dO V^T                          -> ring in GM, float32        kScoreReady
 //   vectors  P = exp(S - max) / sum    dS = P (dP - delta)    -> ring in GM, 16 bit         kProbReady
 //   cube     dV += P^T dO   dK += dS^T Q   dQ += dS K         summed over the pair in L0C, added to GM in float32
@@ -78,7 +79,17 @@ class BackwardCube {
  public:
   __aicore__ inline BackwardCube(const BackwardTiling& t, typename Goal::Items items, const Inputs& in,
                                  const Saved& saved, const KeysValues& kv, Address workspace)
-      : t_(t), items_(items), in_(in), saved_(saved), kv_(kv), ws_{workspace, &t, AscendC::GetBlockIdx()} {}
+      : t_(t),
+        items_(items),
+        in_(in),
+        dout_(saved.dout),
+        dout_layout_(t.dout),
+        kv_(kv),
+        ws_{workspace, &t, AscendC::GetBlockIdx()} {
+    if (!t.clean_dout) return;
+    dout_ = workspace + t.ws.dout;
+    dout_layout_ = {t.a.stat_b * t.a.dv, t.a.stat_h * t.a.dv, t.a.dv, 0};
+  }
 
   __aicore__ inline void Run() {
     AscendC::SyncAll<false>();  // delta and the zeros are there
@@ -138,7 +149,7 @@ class BackwardCube {
     for (int32_t i = 0; i < p.rows; i += kTile) {
       const int32_t m = Min(kTile, p.rows - i);
       const L1Tile<T> q = Load(rows_, QueryRows(a.q, in_.query, p, i), a.q.s, m, a.d);
-      const L1Tile<T> dout = Load(channels_, QueryRows(t_.dout, saved_.dout, p, i), t_.dout.s, m, a.dv);
+      const L1Tile<T> dout = Load(channels_, QueryRows(dout_layout_, dout_, p, i), dout_layout_.s, m, a.dv);
       for (int32_t j = 0; j < p.keys; j += kTile) {
         const int32_t n = Min(kTile, p.keys - j);
         const L1Tile<T> k = Load(stream_, KeyRows(kv_.k, kv_.key, p, j), kv_.k.s, n, a.d);
@@ -209,7 +220,7 @@ class BackwardCube {
     if (Goal::kBias) return;
     const Sequence seq = SequenceOf(t_.a, in_, p.batch);
     const int64_t key_row = KeyRow(t_, seq, p.batch, p.kv_head, p.key0);
-    SumOverRows(p, ws_.Prob(turn), t_.dout, saved_.dout, t_.a.dv, ws_.DValue(key_row));
+    SumOverRows(p, ws_.Prob(turn), dout_layout_, dout_, t_.a.dv, ws_.DValue(key_row));
     SumOverRows(p, ws_.DScore(turn), t_.a.q, in_.query, t_.a.d, ws_.DKey(key_row));
     SumOverKeys(p, ws_.DScore(turn), ws_.DQuery(p.part, QueryRow(t_.a, seq, p.batch, p.head, p.row0)));
   }
@@ -217,7 +228,8 @@ class BackwardCube {
   const BackwardTiling& t_;
   typename Goal::Items items_;
   Inputs in_;
-  Saved saved_;
+  Address dout_;  // as given, or the copy
+  TensorLayout dout_layout_;
   KeysValues kv_;
   BackwardWorkspace<T> ws_;
   L0 l0_;
@@ -249,7 +261,8 @@ class BackwardVector {
       Clear(ws_.DKey(0), t_.k_stats * t_.a.d);
       Clear(ws_.DValue(0), t_.k_stats * t_.a.dv);
     }
-    if (!t_.whole_rows || (!Goal::kBias && t_.a.sinks != DataType::none)) ComputeDelta();
+    const bool delta = !t_.whole_rows || (!Goal::kBias && t_.a.sinks != DataType::none);
+    if (delta || t_.clean_dout) Prepare(delta);
     AscendC::SyncAll<false>();
     typename Goal::Pairs pairs(t_, items_, sequences_, ws_.core);
     Pair p;
@@ -302,44 +315,102 @@ class BackwardVector {
     prob_.SignalEmpty();
   }
 
-  // delta = rowsum(dO * O) - dLSE
-  __aicore__ inline void ComputeDelta() {
+  // What the pairs need of every row. delta = rowsum(dO * O) - dLSE; and a copy of dO in which queries without keys
+  // have 0: their NaN would reach keys, and the query itself, as 0 * NaN.
+  __aicore__ inline void Prepare(bool delta) {
     const AttentionTiling& a = t_.a;
-    const int32_t width = PaddedWidth(a.dv), chunk = Min(kChunk, t_.ub.tile / 4 / width);
+    const int32_t width = PaddedWidth(a.dv), chunk = Min(kChunk, t_.ub.tile / 4 / width), lanes = StatBytes() / 4;
     ChunkStream chunks(sequences_, a.heads, false, chunk, core_, cores_);
     for (Chunk c; chunks.Next(&c);) {
       const Sequence seq = sequences_(c.b);
       const int32_t n = c.rows, padded = Align(n, 8);
       const int64_t b = c.b, h = c.head, row = seq.q_base + c.first, at = QueryRow(a, seq, b, h, c.first);
       const LocalTensor<T> out16 = score_.WaitEmpty<T>(), dout16 = grad_.WaitEmpty<T>();
-      CopyIn(out16, Global<T>(saved_.out, b * a.out.b + h * a.out.h + row * a.out.s), a.out.s, n, a.dv, width);
+      if (delta)
+        CopyIn(out16, Global<T>(saved_.out, b * a.out.b + h * a.out.h + row * a.out.s), a.out.s, n, a.dv, width);
       CopyIn(dout16, Global<T>(saved_.dout, b * t_.dout.b + h * t_.dout.h + row * t_.dout.s), t_.dout.s, n, a.dv,
              width);
       grad_.SignalFull();  // both: MTE2 sets its flags after all it has copied
-      const LocalTensor<float> dlse = stats_in_.WaitEmpty<float>();
-      if (t_.has_dlse) CopyIn(dlse, Global<float>(saved_.dlse, at), n, 1, n, kLanes);
+      const LocalTensor<float> stats = stats_in_.WaitEmpty<float>();
+      if (t_.has_dlse) CopyIn(stats, Global<float>(saved_.dlse, at), n, 1, n, lanes);
+      if (t_.clean_dout) {
+        CopyIn(stats[lanes], Global<float>(saved_.row_sum, at), n, 1, n, lanes);
+        CopyIn(stats[2 * lanes], Global<float>(saved_.row_max, at), n, 1, n, lanes);
+      }
       stats_in_.SignalFull();
       const LocalTensor<float> product = scratch_, dout = out16.template ReinterpretCast<float>();
-      AscendC::Cast(product, out16, AscendC::RoundMode::CAST_NONE, uint32_t(padded * width));
-      AscendC::PipeBarrier<PIPE_V>();
+      if (delta) {
+        AscendC::Cast(product, out16, AscendC::RoundMode::CAST_NONE, uint32_t(padded * width));
+        AscendC::PipeBarrier<PIPE_V>();
+      }
       // the tile of O has room for dO in float32 once it has been read
       AscendC::Cast(dout, dout16, AscendC::RoundMode::CAST_NONE, uint32_t(padded * width));
       AscendC::PipeBarrier<PIPE_V>();
-      AscendC::Mul(product, product, dout, padded * width);
-      AscendC::PipeBarrier<PIPE_V>();
-      const LocalTensor<float> sum = prob_.WaitEmpty<float>();
-      ReduceRows<Plus>(sum, product, dout, padded, width);
-      AscendC::PipeBarrier<PIPE_V>();
+      if (t_.clean_dout) {
+        DropUnseeing(dout, dout16.template ReinterpretCast<float>(), stats[lanes], stats[2 * lanes], h, padded, width);
+        const LocalTensor<T> clean = prob_.WaitEmpty<T>();
+        AscendC::Cast(clean, dout, AscendC::RoundMode::CAST_RINT, uint32_t(padded * width));
+        prob_.SignalFull();
+        AscendC::PipeBarrier<PIPE_V>();
+        CopyOut(Global<T>(ws_.base + t_.ws.dout, at * a.dv), clean, a.dv, n, a.dv, width);
+        prob_.SignalEmpty();
+      }
+      if (delta) {
+        AscendC::Mul(product, product, dout, padded * width);
+        AscendC::PipeBarrier<PIPE_V>();
+        const LocalTensor<float> sum = prob_.WaitEmpty<float>();
+        ReduceRows<Plus>(sum, product, dout, padded, width);
+        AscendC::PipeBarrier<PIPE_V>();
+        if (t_.has_dlse) AscendC::Sub(sum, sum, stats, n);
+        prob_.SignalFull();
+        CopyOut(ws_.Delta(at), sum, n, 1, n, kLanes);
+        prob_.SignalEmpty();
+      }
       // columns beyond dv are read as zeros next time as well
       AscendC::Duplicate(dout, 0.0f, padded * width);
+      if (t_.clean_dout) AscendC::Duplicate(dout16.template ReinterpretCast<float>(), 0.0f, padded * width);
       score_.SignalEmpty();
       grad_.SignalEmpty();
-      if (t_.has_dlse) AscendC::Sub(sum, sum, dlse, n);
       stats_in_.SignalEmpty();
-      prob_.SignalFull();
-      CopyOut(ws_.Delta(at), sum, n, 1, n, kLanes);
-      prob_.SignalEmpty();
     }
+  }
+
+  // x becomes 0 in the rows of one head that see no key: their sum is 0, or with sinks that of the sink alone, which is
+  // the maximum then. A row that sees keys has the same statistics only where these are below 2^-24 of the sink.
+  __aicore__ inline void DropUnseeing(const LocalTensor<float>& x, const LocalTensor<float>& seen,
+                                      const LocalTensor<float>& row_sum, const LocalTensor<float>& row_max, int64_t h,
+                                      int32_t rows, int32_t width) {
+    const LocalTensor<uint8_t> bits = spread_.template ReinterpretCast<uint8_t>();
+    AscendC::Duplicate(seen, 0.0f, rows * width);
+    if (t_.a.sinks != DataType::none) {
+      AscendC::Adds(row_sum, row_sum, -1.0f, rows);
+      AscendC::Adds(row_max, row_max, -Sink(h), rows);
+      AscendC::PipeBarrier<PIPE_V>();
+      AscendC::Abs(row_sum, row_sum, rows);
+      AscendC::Abs(row_max, row_max, rows);
+      AscendC::PipeBarrier<PIPE_V>();
+      AscendC::Add(row_sum, row_sum, row_max, rows);
+      AscendC::PipeBarrier<PIPE_V>();
+    }
+    Spread(spread_, row_sum, rows);
+    AscendC::PipeBarrier<PIPE_V>();
+    WithRow<AddRow>(seen, seen, spread_, rows, width);
+    AscendC::PipeBarrier<PIPE_V>();
+    Select(x, seen, bits, rows * width);
+  }
+
+  // x where `chosen` is not 0, elsewhere 0
+  __aicore__ inline void Select(const LocalTensor<float>& x, const LocalTensor<float>& chosen,
+                                const LocalTensor<uint8_t>& bits, int32_t elements) {
+    AscendC::CompareScalar(bits, chosen, 0.0f, AscendC::CMPMODE::NE, uint32_t(elements));
+    AscendC::PipeBarrier<PIPE_V>();
+    AscendC::Select(x, bits, x, 0.0f, AscendC::SELMODE::VSEL_TENSOR_SCALAR_MODE, uint32_t(elements));
+    AscendC::PipeBarrier<PIPE_V>();
+  }
+
+  __aicore__ inline float Sink(int64_t h) const {
+    return t_.a.sinks == DataType::f32 ? Global<float>(in_.sinks, h).GetValue(0)
+                                       : ScalarToFloat(Global<T>(in_.sinks, h).GetValue(0));
   }
 
   // P and dS of this core's half of a pair's rows
@@ -410,6 +481,7 @@ class BackwardVector {
     AscendC::PipeBarrier<PIPE_V>();
     AscendC::Mul(g, g, s, tile.Elements());  // dS
     AscendC::PipeBarrier<PIPE_V>();
+    if (t_.clean_dout) Select(g, s, spread_.template ReinterpretCast<uint8_t>(), tile.Elements());  // dLSE may be NaN
     if (pieces_.HasSlope()) {
       AscendC::Mul(g, g, pieces_.Slope(), tile.Elements());
       AscendC::PipeBarrier<PIPE_V>();
@@ -515,8 +587,7 @@ class BackwardVector {
     const AttentionTiling& a = t_.a;
     const int32_t lanes = StatBytes() / 4;
     for (int64_t h = core_; h < a.heads; h += cores_) {
-      const float sink = a.sinks == DataType::f32 ? Global<float>(in_.sinks, h).GetValue(0)
-                                                  : ScalarToFloat(Global<T>(in_.sinks, h).GetValue(0));
+      const float sink = Sink(h);
       const LocalTensor<float> sum = scratch_, weight = scratch_[lanes];
       AscendC::Duplicate(sum, 0.0f, lanes);
       AscendC::PipeBarrier<PIPE_V>();

@@ -19,9 +19,11 @@ constexpr int32_t kFractal = 16, kBlockBytes = 32, kLanes = 64;  // lanes: float
 __aicore__ inline int32_t Align(int32_t x, int32_t to) { return (x + to - 1) / to * to; }
 __aicore__ inline int32_t Min(int32_t a, int32_t b) { return a < b ? a : b; }
 
-// The input slots of op_impl/ops.yaml, in its order.
+// The input slots of op_impl/ops.yaml, in its order. Of caches, key and value are the caches themselves, and two more
+// come with them.
 struct Inputs {
   Address query, key, value, mask, bias, alibi, sinks, seed, drop_mask, cu_q, cu_k;
+  Address cache_seqlens = nullptr, block_table = nullptr;
 };
 
 // One sequence of the batch: where its rows start and how many there are.
@@ -41,9 +43,24 @@ __aicore__ inline int64_t Cumulative(Address cu, int32_t is_int64, int64_t i) {
 }
 
 __aicore__ inline Sequence SequenceOf(const AttentionTiling& a, const Inputs& in, int64_t b) {
+  if (a.cached) return {0, 0, a.q_len, Cumulative(in.cache_seqlens, 1, b) + a.new_len};
   if (!a.varlen) return {0, 0, a.q_len, a.k_len};
   const int64_t q0 = Cumulative(in.cu_q, a.cu_is_int64, b), k0 = Cumulative(in.cu_k, a.cu_is_int64, b);
   return {q0, k0, Cumulative(in.cu_q, a.cu_is_int64, b + 1) - q0, Cumulative(in.cu_k, a.cu_is_int64, b + 1) - k0};
+}
+
+// Rows of K or V that lie one row stride apart.
+struct RowRun {
+  int64_t at;  // the first one's element
+  int32_t rows;
+};
+
+// The rows of a sequence's KV head from `row` on, at most n: with pages, up to the end of the page.
+__aicore__ inline RowRun RunOf(const TensorLayout& x, int64_t page_size, int64_t table_pitch, Address block_table,
+                               int64_t b, int64_t h, int64_t row, int32_t n) {
+  if (!page_size) return {x.offset + b * x.b + h * x.h + row * x.s, n};
+  const int64_t page = Cumulative(block_table, 1, b * table_pitch + row / page_size), first = row % page_size;
+  return {page * x.b + h * x.h + first * x.s, int32_t(page_size - first < n ? page_size - first : n)};
 }
 
 struct Sequences {

@@ -81,10 +81,14 @@ class ForwardCube {
   __aicore__ inline L1Tile<T> LoadKeys(const TensorLayout& x, Address gm, const Stack& s, int32_t row0, int32_t n,
                                        int32_t channels) {
     const Sequence seq = SequenceOf(t_.a, in_, s.item.batch);
-    const int64_t at = x.offset + s.item.batch * x.b + s.head / t_.a.group * x.h + (seq.k_base + s.key0 + row0) * x.s;
     const L1Tile<T> tile = keys_.WaitEmpty<T>(n);
     ClearTail(tile, n, channels);
-    CopyRows(tile, 0, Global<T>(gm, at), x.s, n, channels);
+    for (int32_t r = 0; r < n;) {
+      const RowRun run = RunOf(x, kv_.page_size, t_.a.table_pitch, in_.block_table, s.item.batch, s.head / t_.a.group,
+                               seq.k_base + s.key0 + row0 + r, n - r);
+      CopyRows(tile, r, Global<T>(gm, run.at), x.s, run.rows, channels);
+      r += run.rows;
+    }
     keys_.SignalFull();
     return tile;
   }
@@ -383,8 +387,10 @@ class ForwardVector {
     // heads share a tile only where their statistics follow each other
     const int64_t at = b * t_.a.stat_b + rows.Head(share.first) * t_.a.stat_h + seq.q_base + rows.Query(share.first);
     CopyOut(Global<float>(out_.lse, at), stats, share.count, 1, share.count, kLanes);
-    CopyOut(Global<float>(out_.row_max, at), stats[kLanes], share.count, 1, share.count, kLanes);
-    CopyOut(Global<float>(out_.row_sum, at), stats[2 * kLanes], share.count, 1, share.count, kLanes);
+    if (out_.row_max) {  // for the backward, which attention over a cache does not have
+      CopyOut(Global<float>(out_.row_max, at), stats[kLanes], share.count, 1, share.count, kLanes);
+      CopyOut(Global<float>(out_.row_sum, at), stats[2 * kLanes], share.count, 1, share.count, kLanes);
+    }
     stats_out_.SignalEmpty();
   }
 

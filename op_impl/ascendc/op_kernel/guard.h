@@ -12,14 +12,7 @@ namespace msf {
 struct KeysValues {
   Address key, value, clean_key;
   TensorLayout k, v, clean_k;
-};
-
-struct AddRow {
-  static __aicore__ inline void Do(const LocalTensor<float>& y, const LocalTensor<float>& x,
-                                   const LocalTensor<float>& r, int32_t lanes, int32_t rows,
-                                   const AscendC::BinaryRepeatParams& p) {
-    AscendC::Add(y, x, r, uint64_t(lanes), uint8_t(rows), p);
-  }
+  int64_t page_size;  // 0: copies have no pages
 };
 
 template <class T>
@@ -31,7 +24,7 @@ class Guard {
 
   // The K and V to compute with; every core calls it first.
   __aicore__ inline KeysValues Choose() {
-    const KeysValues given{in_.key, in_.value, in_.key, a_.k, a_.v, a_.k};
+    const KeysValues given{in_.key, in_.value, in_.key, a_.k, a_.v, a_.k, a_.page_size};
     if (!a_.guard) return given;
     bool found = false;
     if ASCEND_IS_AIC {
@@ -53,8 +46,13 @@ class Guard {
       AscendC::PipeBarrier<PIPE_ALL>();  // what follows lays out UB anew
     }
     if (!found) return given;
-    return {base_ + space_.key, base_ + space_.value, base_ + space_.clean_key,
-            Packed(a_.d),       Packed(a_.dv),        Packed(a_.d)};
+    return {base_ + space_.key,
+            base_ + space_.value,
+            base_ + space_.clean_key,
+            Packed(a_.d),
+            Packed(a_.dv),
+            Packed(a_.d),
+            0};
   }
 
  private:
@@ -99,10 +97,8 @@ class Guard {
       const int64_t row = sequences(c.b).k_base + c.first;
       const int32_t padded = Align(c.rows, 8), elements = padded * wide;
       const LocalTensor<T> key16 = keys_.WaitEmpty<T>(), value16 = values_.WaitEmpty<T>();
-      CopyIn(key16, Global<T>(in_.key, a_.k.offset + c.b * a_.k.b + c.head * a_.k.h + row * a_.k.s), a_.k.s, c.rows,
-             a_.d, wide);
-      CopyIn(value16, Global<T>(in_.value, a_.v.offset + c.b * a_.v.b + c.head * a_.v.h + row * a_.v.s), a_.v.s, c.rows,
-             a_.dv, wide);
+      CopyRuns(key16, in_.key, a_.k, c, row, a_.d, wide);
+      CopyRuns(value16, in_.value, a_.v, c, row, a_.dv, wide);
       values_.SignalFull();  // both: MTE2 sets its flags after all it has copied
       AscendC::Cast(Tile(kKey), key16, AscendC::RoundMode::CAST_NONE, uint32_t(elements));
       AscendC::Cast(Tile(kValue), value16, AscendC::RoundMode::CAST_NONE, uint32_t(elements));
@@ -129,6 +125,15 @@ class Guard {
       WithRow<AddRow>(Tile(kKey), Tile(kKey), spread, padded, wide);
       AscendC::PipeBarrier<PIPE_V>();
       Write(Global<T>(base_ + space_.key, at * a_.d), Tile(kKey), c.rows, a_.d, wide);
+    }
+  }
+
+  __aicore__ inline void CopyRuns(const LocalTensor<T>& to, Address gm, const TensorLayout& x, const Chunk& c,
+                                  int64_t row, int32_t columns, int32_t wide) const {
+    for (int32_t r = 0; r < c.rows;) {
+      const RowRun run = RunOf(x, a_.page_size, a_.table_pitch, in_.block_table, c.b, c.head, row + r, c.rows - r);
+      CopyIn(to[r * wide], Global<T>(gm, run.at), x.s, run.rows, columns, wide);
+      r += run.rows;
     }
   }
 

@@ -40,6 +40,13 @@ struct SubtractRow {
     AscendC::Sub(y, x, r, uint64_t(lanes), uint8_t(rows), p);
   }
 };
+struct AddRow {
+  static __aicore__ inline void Do(const LocalTensor<float>& y, const LocalTensor<float>& x,
+                                   const LocalTensor<float>& r, int32_t lanes, int32_t rows,
+                                   const AscendC::BinaryRepeatParams& p) {
+    AscendC::Add(y, x, r, uint64_t(lanes), uint8_t(rows), p);
+  }
+};
 struct MultiplyRow {
   static __aicore__ inline void Do(const LocalTensor<float>& y, const LocalTensor<float>& x,
                                    const LocalTensor<float>& r, int32_t lanes, int32_t rows,

@@ -8,3 +8,6 @@ static constexpr Library kTwin{msflash_ascend_call, msflash_ascend_infer, msflas
 MSF_AOT_OP(kTwin, MsFlashFwd, "fwd")
 MSF_AOT_OP(kTwin, MsFlashBwd, "bwd")
 MSF_AOT_OP(kTwin, MsFlashBiasGrad, "bias_grad")
+MSF_AOT_OP(kTwin, MsFlashKvCache, "kvcache")
+MSF_AOT_OP(kTwin, MsFlashMerge, "merge")
+MSF_AOT_OP(kTwin, MsFlashAddress, "address")

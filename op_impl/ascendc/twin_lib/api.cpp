@@ -6,10 +6,14 @@
 #include <stdexcept>
 #include <string>
 
+#include "ascendc/twin_lib/decode.h"
 #include "ascendc/twin_lib/run.h"
+#include "cpu/address.h"
 #include "cpu/call.h"
 #include "cpu/infer.h"
 #include "cpu/kernels.h"
+#include "cpu/kvcache.h"
+#include "cpu/merge.h"
 
 namespace msf {
 
@@ -18,10 +22,15 @@ namespace {
 thread_local std::string last_error, last_plan, last_totals;
 thread_local bool planning = false;
 
-Op op_of(const char* name) {
-  if (!std::strcmp(name, "fwd")) return Op::forward;
-  if (!std::strcmp(name, "bwd")) return Op::backward;
-  if (!std::strcmp(name, "bias_grad")) return Op::bias_grad;
+// Calls f(op, spec) with the op of that name and its parsed attribute.
+template <class F>
+void with_op(const char* name, const char* text, F f) {
+  const std::pair<const char*, Op> ops[] = {{"fwd", Op::forward}, {"bwd", Op::backward}, {"bias_grad", Op::bias_grad}};
+  for (auto& [op_name, op] : ops)
+    if (!std::strcmp(op_name, name)) return f(op, Spec(text));
+  if (!std::strcmp(name, "kvcache")) return f(KvCacheOp::forward, KvCacheSpec(text));
+  if (!std::strcmp(name, "merge")) return f(MergeOp::forward, MergeSpec(text));
+  if (!std::strcmp(name, "address")) return f(AddressOp::forward, AddressSpec(text));
   throw std::invalid_argument(std::string("For 'flash_attention' on Ascend, there is no op '") + name + "'.");
 }
 
@@ -43,6 +52,10 @@ std::vector<Array> arrays_of(int nparam, void** params, int* ndims, int64_t** sh
   for (int i = 0; i < nparam; ++i)
     arrays[i] = {params[i], std::vector<int64_t>(shapes[i], shapes[i] + ndims[i]), dtype_of(dtypes[i])};
   return arrays;
+}
+
+void call(const char* op, const char* spec, const std::vector<Array>& arrays) {
+  with_op(op, spec, [&](auto kind, const auto& s) { run(kind, s, arrays); });
 }
 
 thread_local const BlockArrays* block = nullptr;  // the block whose attention is being set up
@@ -87,6 +100,13 @@ void call_block(const char* spec, const std::vector<Array>& in) {
   block = nullptr;
 }
 
+void append_and_forward(const Problem& p, const std::vector<Append>& appends) {
+  planning ? last_plan = describe_decode(p, appends), void() : run_decode(p, appends);
+}
+void merge(const Merge& m) {
+  if (planning) throw std::invalid_argument("For 'merge_attention' on Ascend, there is no plan.");
+  run_merge(m);
+}
 void bias_grad(const Problem& p) { planning ? last_plan = describe_bias_grad(p), void() : run_bias_grad(p); }
 
 }  // namespace
@@ -97,6 +117,8 @@ const Kernels* selected_kernels() {
     Kernels k{};
     k.isa = "ascend-twin";
     k.forward = forward, k.backward = backward, k.bias_grad = bias_grad;
+    k.append = rotate_rows;  // of the query: the caches' rows go with the attention
+    k.append_and_forward = append_and_forward, k.merge = merge;
     return k;
   }();
   return &table;
@@ -108,17 +130,18 @@ using namespace msf;
 
 int msflash_ascend_call(const char* op, const char* spec, int nparam, void** params, int* ndims, int64_t** shapes,
                         const char** dtypes) {
-  return guarded([&] { run(op_of(op), Spec(spec), arrays_of(nparam, params, ndims, shapes, dtypes)); });
+  return guarded([&] { call(op, spec, arrays_of(nparam, params, ndims, shapes, dtypes)); });
 }
 
 int msflash_ascend_infer(const char* op, const char* spec, int ninput, const int* ndims, const int64_t* const* shapes,
                          MsFlashOutputs* outputs) {
-  return guarded([&] { infer(op_of(op), Spec(spec), ninput, ndims, shapes, outputs); });
+  return guarded(
+      [&] { with_op(op, spec, [&](auto kind, const auto& s) { infer(kind, s, ninput, ndims, shapes, outputs); }); });
 }
 
 int msflash_ascend_present_inputs(const char* op, const char* spec) {
   int count = -1;
-  guarded([&] { count = present_inputs(op_of(op), Spec(spec)); });
+  guarded([&] { with_op(op, spec, [&](auto kind, const auto& s) { count = present_inputs(kind, s); }); });
   return count;
 }
 
@@ -130,7 +153,7 @@ int msflash_ascend_block(const char* spec, int nparam, void** params, int* ndims
 const char* msflash_ascend_plan(const char* op, const char* spec, int nparam, void** params, int* ndims,
                                 int64_t** shapes, const char** dtypes) {
   planning = true;
-  const int failed = guarded([&] { run(op_of(op), Spec(spec), arrays_of(nparam, params, ndims, shapes, dtypes)); });
+  const int failed = guarded([&] { call(op, spec, arrays_of(nparam, params, ndims, shapes, dtypes)); });
   planning = false;
   return failed ? nullptr : last_plan.c_str();
 }

@@ -6,7 +6,7 @@
 
 #include "cpu/api.h"
 
-// Runs "fwd", "bwd" or "bias_grad": the conventions of msflash_cpu_call.
+// Runs "fwd", "bwd", "bias_grad", "kvcache", "merge" or "address": the conventions of msflash_cpu_call.
 MSF_EXPORT int msflash_ascend_call(const char* op, const char* spec, int nparam, void** params, int* ndims,
                                    int64_t** shapes, const char** dtypes);
 

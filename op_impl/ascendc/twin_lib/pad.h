@@ -5,12 +5,27 @@
 #include <vector>
 
 #include "common/problem.h"
+#include "cpu/cache.h"
 
 namespace msf {
 
 class Padded {
  public:
   static bool needed(const Problem& p) { return p.d % 16 || p.dv % 16; }
+
+  // The same for caches and the rows to append: where rows are appended, the caches are results as well.
+  Padded(const Problem& p, std::vector<Append>* appends) : problem(p), outer_(p.batch) {
+    problem.d = (p.d + 15) / 16 * 16, problem.dv = (p.dv + 15) / 16 * 16;
+    take(&problem.q, p.heads, p.q_rows, p.d, true, false);
+    take(&problem.out, p.heads, p.q_rows, p.dv, false, true);
+    if (!appends->empty()) {
+      take(&(*appends)[0].from, p.kv_heads, (*appends)[0].rows, p.d, true, false);
+      take(&(*appends)[1].from, p.kv_heads, (*appends)[1].rows, p.dv, true, false);
+    }
+    if (p.pages) outer_ = p.pages.count;
+    take(&problem.k, p.kv_heads, p.k_rows, p.d, true, !appends->empty());
+    take(&problem.v, p.kv_heads, p.k_rows, p.dv, true, !appends->empty());
+  }
 
   // `backward`: the output is an operand. Gradients are results where the problem has them.
   Padded(const Problem& p, bool backward) : problem(p), outer_(p.varlen ? 1 : p.batch) {
@@ -39,7 +54,7 @@ class Padded {
  private:
   struct Copy {
     Tensor4 theirs, ours;
-    int64_t heads, rows, channels;
+    int64_t outer, heads, rows, channels;
     bool result;
   };
 
@@ -47,13 +62,13 @@ class Padded {
     const int64_t wide = (channels + 15) / 16 * 16;
     memory_.emplace_back(size_t(outer_ * heads * rows * wide * size_of(x->dtype)));
     Tensor4 ours{memory_.back().data(), x->dtype, problem.varlen ? 0 : heads * rows * wide, rows * wide, wide};
-    copies_.push_back({*x, ours, heads, rows, channels, result});
+    copies_.push_back({*x, ours, outer_, heads, rows, channels, result});
     if (operand) copy(copies_.back(), true);
     *x = ours;
   }
   void copy(const Copy& c, bool in) const {
     const size_t bytes = size_t(c.channels * size_of(c.ours.dtype));
-    for (int64_t b = 0; b < outer_; ++b)
+    for (int64_t b = 0; b < c.outer; ++b)
       for (int64_t h = 0; h < c.heads; ++h)
         for (int64_t s = 0; s < c.rows; ++s) {
           char *theirs = c.theirs.row(b, h, s), *ours = c.ours.row(b, h, s);

@@ -1,17 +1,11 @@
 #include "ascendc/twin_lib/run.h"
 
-#include <algorithm>
 #include <cstring>
-#include <map>
-#include <mutex>
-#include <sstream>
-#include <stdexcept>
 #include <vector>
 
 #include "ascendc/op_host/describe.h"
-#include "ascendc/op_host/presets.h"
+#include "ascendc/twin_lib/launching.h"
 #include "ascendc/twin_lib/pad.h"
-#include "launch.h"
 
 // The kernels, each compiled in its own unit.
 extern "C" void ms_flash_fwd(uint8_t* query, uint8_t* key, uint8_t* value, uint8_t* attn_mask, uint8_t* bias,
@@ -40,43 +34,6 @@ extern "C" void ms_flash_block(uint8_t* x, uint8_t* context, uint8_t* context_v,
 namespace msf {
 
 namespace {
-
-struct Settings {
-  Soc soc = soc_by_name("910B3");
-  bool effects = true, strict = true, reverse = false;
-  TilingChoice choice;
-};
-Settings settings;
-
-thread_local std::string report_text;
-
-int64_t number(const std::string& key, const std::string& value) {
-  size_t used = 0;
-  const int64_t n = std::stoll(value, &used);
-  if (used != value.size() || n < 0)
-    throw std::invalid_argument("'" + key + "' must be a number >= 0, but got '" + value + "'.");
-  return n;
-}
-
-TilingChoice chosen(const Problem& p, bool backward) {
-  TilingChoice choice = choose_tiling(p, settings.soc, backward);
-  if (settings.choice.block_m) choice.block_m = settings.choice.block_m;
-  if (settings.choice.stack_n) choice.stack_n = settings.choice.stack_n;
-  if (settings.choice.depth) choice.depth = settings.choice.depth;
-  choice.atomic = settings.choice.atomic;
-  choice.serial = settings.choice.serial, choice.single_buffer = settings.choice.single_buffer;
-  return choice;
-}
-
-// Bytes from the first to the last element.
-int64_t extent(const Tensor4& x, int64_t batch, int64_t heads, int64_t rows, int64_t channels) {
-  if (!batch || !heads || !rows) return 0;
-  return ((batch - 1) * x.b + (heads - 1) * x.h + (rows - 1) * x.s + channels) * size_of(x.dtype);
-}
-int64_t extent(const Plane& x, const Problem& p) {
-  if (!p.batch || !p.heads || !x.rows || !x.cols) return 0;
-  return ((p.batch - 1) * x.b + (p.heads - 1) * x.h + (x.rows - 1) * x.q + (x.cols - 1) * x.k + 1) * size_of(x.dtype);
-}
 
 // The arrays of a problem as buffers of a launch.
 class Buffers {
@@ -149,65 +106,6 @@ struct Planned {
   uint8_t *workspace, *tiling;
 };
 
-ms_twin::Options options(int32_t cores) {
-  ms_twin::Options o;
-  o.blocks = cores;
-  o.strict_pipe = settings.strict;
-  o.effects = o.hazards = settings.effects;
-  o.reverse_order = settings.reverse;
-  o.whole_outputs = settings.effects;
-  return o;
-}
-
-std::string to_json(const ms_twin::Report& r) {
-  std::ostringstream s;
-  s << "{\"cycles\": [" << r.cycles[0] << ", " << r.cycles[1] << "], \"cube_cycles\": " << r.cube_cycles
-    << ", \"cube_fraction\": [" << r.CubeFraction(0) << ", " << r.CubeFraction(1) << "], \"read\": " << r.gm.read
-    << ", \"written\": " << r.gm.written << ", \"violations\": " << r.violation_count << ", \"buffers\": {";
-  const char* between = "";
-  for (const auto& [name, buffer] : r.gm.by_buffer) {
-    s << between << "\"" << name << "\": [" << buffer.read << ", " << buffer.written << "]";
-    between = ", ";
-  }
-  s << "}, \"cores\": [";
-  between = "";
-  for (const ms_twin::CoreReport& core : r.cores) {
-    s << between << "{\"name\": \"" << core.name << "\", \"end\": [" << core.end[0] << ", " << core.end[1]
-      << "], \"pipes\": {";
-    const char* comma = "";
-    for (int pipe = 0; pipe < ms_twin::kPipes; ++pipe) {
-      if (!core.pipe[pipe].instructions) continue;
-      s << comma << "\"" << ms_twin::PipeName(pipe) << "\": [" << core.pipe[pipe].busy[0] << ", "
-        << core.pipe[pipe].busy[1] << ", " << core.pipe[pipe].instructions << "]";
-      comma = ", ";
-    }
-    s << "}}";
-    between = ", ";
-  }
-  s << "]}";
-  return s.str();
-}
-
-// Sums over the launches of one kernel.
-struct Total {
-  int64_t launches = 0, read = 0, written = 0, violations = 0;
-  double cycles[2] = {0, 0};
-};
-std::map<std::string, Total> totals_by_kernel;
-std::mutex totals_mutex;
-
-void finish(const char* kernel, const ms_twin::Report& report) {
-  report_text = to_json(report);
-  {
-    const std::lock_guard<std::mutex> lock(totals_mutex);
-    Total& total = totals_by_kernel[kernel];
-    ++total.launches;
-    total.read += report.gm.read, total.written += report.gm.written, total.violations += report.violation_count;
-    for (int i : {0, 1}) total.cycles[i] += report.cycles[i];
-  }
-  if (!report.ok()) throw std::runtime_error("the twin reports\n" + report.Text());
-}
-
 }  // namespace
 
 void run_forward(const Problem& p) {
@@ -216,7 +114,7 @@ void run_forward(const Problem& p) {
     run_forward(padded.problem);
     return padded.copy_back();
   }
-  const ForwardPlan plan = plan_forward(p, settings.soc, chosen(p, false));
+  const ForwardPlan plan = plan_forward(p, soc(), chosen(p, false));
   ms_twin::Launch launch(options(plan.tiling.cores));
   Buffers in(p, &launch);
   uint8_t* out = in.rows_out(p.out.data, extent(p.out, in.outer(), p.heads, p.q_rows, p.dv), "out");
@@ -236,7 +134,7 @@ void run_backward(const Problem& p) {
     run_backward(padded.problem);
     return padded.copy_back();
   }
-  const BackwardPlan plan = plan_backward(p, settings.soc, chosen(p, true));
+  const BackwardPlan plan = plan_backward(p, soc(), chosen(p, true));
   ms_twin::Launch launch(options(plan.tiling.cores));
   Buffers in(p, &launch);
   const Saved saved(p, in, &launch);
@@ -264,7 +162,7 @@ void run_bias_grad(const Problem& p) {
     if (bytes_out) std::memset(p.dbias.data, 0, size_t(bytes_out));
     return;
   }
-  const BiasGradPlan plan = plan_bias_grad(p, settings.soc, chosen(p, true));
+  const BiasGradPlan plan = plan_bias_grad(p, soc(), chosen(p, true));
   ms_twin::Launch launch(options(plan.tiling.cores));
   Buffers in(p, &launch);
   const Saved saved(p, in, &launch);
@@ -281,7 +179,7 @@ void run_block(const Problem& p, const BlockArrays& a) {
   BlockShape shape;
   shape.embed = a.embed, shape.k_embed = a.k_embed, shape.v_embed = a.v_embed, shape.out = a.w_o ? a.out : 0;
   shape.q.pitch = a.embed, shape.k.pitch = a.k_embed, shape.v.pitch = a.v_embed, shape.o.pitch = p.heads * p.dv;
-  const BlockPlan plan = plan_block(p, shape, settings.soc, chosen(p, false));
+  const BlockPlan plan = plan_block(p, shape, soc(), chosen(p, false));
   ms_twin::Launch launch(options(plan.tiling.f.cores));
   Buffers pieces(p, &launch, false);
   const int64_t q_rows = p.batch * p.max_q, k_rows = p.batch * p.max_k;
@@ -309,54 +207,8 @@ void run_block(const Problem& p, const BlockArrays& a) {
   }));
 }
 
-std::string describe_forward(const Problem& p) { return describe(plan_forward(p, settings.soc, chosen(p, false))); }
-std::string describe_backward(const Problem& p) { return describe(plan_backward(p, settings.soc, chosen(p, true)), p); }
-std::string describe_bias_grad(const Problem& p) { return describe(plan_bias_grad(p, settings.soc, chosen(p, true))); }
-
-void configure(const std::string& key, const std::string& value) {
-  TilingChoice& c = settings.choice;
-  if (key == "soc")
-    settings.soc = soc_by_name(value);
-  else if (key == "cores")
-    settings.soc.cores = number(key, value) ? int32_t(number(key, value)) : soc_by_name(settings.soc.name).cores;
-  else if (key == "effects")
-    settings.effects = number(key, value) != 0;
-  else if (key == "strict")
-    settings.strict = number(key, value) != 0;
-  else if (key == "reverse")
-    settings.reverse = number(key, value) != 0;
-  else if (key == "atomic")
-    c.atomic = number(key, value) != 0;
-  else if (key == "serial")
-    c.serial = number(key, value) != 0;
-  else if (key == "single_buffer")
-    c.single_buffer = number(key, value) != 0;
-  else if (key == "block_m")
-    c.block_m = number(key, value);
-  else if (key == "stack_n")
-    c.stack_n = number(key, value);
-  else if (key == "depth")
-    c.depth = number(key, value);
-  else
-    throw std::invalid_argument("there is no setting '" + key + "'.");
-}
-
-const std::string& last_report() { return report_text; }
-
-std::string totals(bool reset) {
-  const std::lock_guard<std::mutex> lock(totals_mutex);
-  std::ostringstream s;
-  const char* comma = "";
-  s << "{";
-  for (const auto& [kernel, t] : totals_by_kernel) {
-    s << comma << "\"" << kernel << "\": {\"launches\": " << t.launches << ", \"violations\": " << t.violations
-      << ", \"cycles\": [" << t.cycles[0] << ", " << t.cycles[1] << "], \"read\": " << t.read
-      << ", \"written\": " << t.written << "}";
-    comma = ", ";
-  }
-  s << "}";
-  if (reset) totals_by_kernel.clear();
-  return s.str();
-}
+std::string describe_forward(const Problem& p) { return describe(plan_forward(p, soc(), chosen(p, false))); }
+std::string describe_backward(const Problem& p) { return describe(plan_backward(p, soc(), chosen(p, true)), p); }
+std::string describe_bias_grad(const Problem& p) { return describe(plan_bias_grad(p, soc(), chosen(p, true))); }
 
 }  // namespace msf
