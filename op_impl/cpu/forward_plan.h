@@ -22,8 +22,9 @@ struct ForwardPlan {
 };
 
 inline ForwardPlan plan_forward(const msf::Problem& p, int64_t block_m, int64_t keys_per_part) {
-  // Work of a part: a thirty-second of all, or less than two of them, so that the longest sequence of a batch is as
-  // many parts as it has shares of the work.
+  // Rows are cut into as many parts as they have thirty-seconds of all work, so no part is two of them, unless it is
+  // shorter than two times keys_per_part. Counting blocks instead left a sequence of 16384 among 63 of 40 in one task:
+  // 1.7 times an equal share with two threads.
   constexpr int64_t kEnoughTasks = 32;
   auto each_block = [&](auto f) {
     for (int64_t b = 0; b < p.batch; ++b) {
