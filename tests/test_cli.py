@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ms_flash import op_table
-from ms_flash.bench import Plan, cases, peers
+from ms_flash.bench import COLUMNS, Plan, cases, claims, judge, peers
 from ms_flash.bench.worker import interleaved
 from ms_flash.version import __version__
 
@@ -156,6 +156,7 @@ def test_all_that_is_compared_computes_the_same(case, direction, causal):
             results[name] = make(SMALL[case], "float32", direction, causal)()
         except NotImplementedError:
             assert name.startswith("ort-") or (name == "torch" and SMALL[case].window >= 0)
+    results.pop("mindspore-op", None)   # a call and nothing more
     if SMALL[case].window >= 0:
         more, less = results.pop("ms_flash-full"), results["ms_flash-jit"]
         assert np.abs(np.subtract(more, less)).max() > 1e-2     # sees more keys
@@ -165,6 +166,23 @@ def test_all_that_is_compared_computes_the_same(case, direction, causal):
             got = got.reshape(*got.shape[:2], SMALL[case].heads, -1).swapaxes(1, 2)
         for x, y in zip(*(([r] if direction == "fwd" else r) for r in (got, expected))):
             np.testing.assert_allclose(x, y, atol=2e-5, err_msg=name)
+
+
+def test_the_cost_of_a_call_is_judged():
+    row = dict.fromkeys(COLUMNS) | {"shape": "call", "dtype": "float32", "direction": "fwd", "causal": 0, "threads": 1,
+                                    "peer": "mindspore-op"}
+    assert list(judge([row | {"ratio": 0.67}])) == ["targets met: 1 / 1"]
+    missed, last = judge([row | {"ratio": 0.66}])
+    assert missed.startswith("missed: a call takes") and last == "targets met: 0 / 1"
+
+
+def test_memory_growth_is_judged_at_every_length():
+    assert claims.LENGTHS[-1] == 32768
+    case = cases.Case("growth", 1, 8, 8, 1024, 1024, 64)    # 8 tensors of 2 MiB
+    for ours, verdict in ((19.2, "holds"), (19.3, "does not hold"), ("out of memory", "does not hold")):
+        row = claims.growth_row(case, ours)
+        assert row["verdict"] == verdict and row["said"] == 1.2
+        assert row["note"] == ours or row["measured"] == round(ours / 16, 2)
 
 
 def test_rounds_are_interleaved():

@@ -49,6 +49,8 @@ CASES = {case.name: case for case in (
     Case("odd",         1,    8,    8,      3333, 3333,  80),
     Case("varlen",      1,    8,    8,      sum(_PACKED), sum(_PACKED), 64, lengths=_PACKED),
     Case("window256",   1,    8,    8,      4096, 4096,  64, causal=(False,), window=256, peers=("ms_flash-full",)),
+    # so small that a call costs what it takes to make one
+    Case("call",        1,    1,    1,      16,   16,    16, peers=("mindspore-op",), **_INFERENCE),
 )}
 
 
@@ -68,7 +70,7 @@ SUITES = {
     "cpu": Suite(cases=tuple(CASES), dtypes=("float32", "float16", "bfloat16"),
                  peers=("mindspore-jit", "mindspore-pynative", "torch", "ort-mha", "ort-attention"),
                  quick_peers=("mindspore-jit", "mindspore-pynative"),
-                 quick_cases=("s512", "s1024", "bert", "decode-gqa", "varlen", "window256")),
+                 quick_cases=("s512", "s1024", "bert", "decode-gqa", "varlen", "window256", "call")),
 }
 
 
@@ -113,6 +115,7 @@ TARGETS = (
     *_targets("decoding", ("decode", "decode-gqa"), ("float32",), "fwd", (0,), torch=1.4, jit=1.3, limit=70),
     *_targets("decoding, 16-bit", ("decode", "decode-gqa"), _HALF, "fwd", (0,), torch=3.5, limit=70),
     Target("window of 256", "ratio", 6, {"shape": ("window256",), "direction": ("fwd",)}),
+    Target("a call takes 1.5 times one of MindSpore's own at most", "ratio", 0.67, {"shape": ("call",)}),
     *_targets("odd sizes", ("odd", "varlen", "bert"), ("float32",), "fwd", (0, 1), torch=1.3, jit=1.8),
     *_targets("odd sizes", ("odd", "varlen", "bert"), ("float32",), "fwd+bwd", (0, 1), torch=1.3, jit=1.8),
 )

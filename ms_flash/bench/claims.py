@@ -81,8 +81,10 @@ CLAIMS = (
           _times),
 )
 QUICK = (*CLAIMS[:2], *CLAIMS[4:6], *CLAIMS[9:11], CLAIMS[-1])
-# Training at this length; naive is said to fail from 8192 on. Here it would need 34 GB for every copy of the scores.
-LONGEST = _case(1, 8, 32768, 64)
+# Training at these lengths; naive is said to fail from 8192 on. At the last it would need 34 GB for every copy of the
+# scores here.
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+MOST_GROWTH = 1.2   # of peak memory in a step, times inputs, output and all gradients: what linear memory means
 
 
 class ClaimsPlan(Runs):
@@ -92,8 +94,8 @@ class ClaimsPlan(Runs):
 
     def __init__(self, args: argparse.Namespace, threads: list, progress):
         self.claims, self.threads = QUICK if args.quick else CLAIMS, max(threads)
-        self.longest = None if args.quick else LONGEST
-        super().__init__(args, progress(2 * len(self.claims) + 1))
+        self.lengths = (1024, 4096) if args.quick else LENGTHS
+        super().__init__(args, progress(2 * len(self.claims) + len(self.lengths)))
 
     def rows(self):
         """Yields a dict per claim."""
@@ -105,21 +107,27 @@ class ClaimsPlan(Runs):
                 results.update(next(self.measure(claim.what, claim.case, "float32", [(claim.direction, False)], names,
                                                  self.threads)))
             yield _row(claim, results)
-        if self.longest:
-            head = _head("training at a length where naive is said to fail", self.longest)
-            (result,) = self.measure("memory", self.longest, "float32", [("fwd+bwd", True)], ["ms_flash-jit"],
-                                     self.threads)
-            ours, length = result["ms_flash-jit"], self.longest.q_len
-            if isinstance(ours, str):
-                yield {**head, "said": length, "unit": "length", "verdict": "does not hold", "note": ours}
-            else:
-                yield {**head, "said": length, "measured": length, "unit": "length", "ours": f"{ours:.0f} MiB",
-                       "verdict": "holds", "note": "causal; naive: not run"}
+        for length in self.lengths:
+            case = _case(1, 8, length, 64)
+            (result,) = self.measure("memory", case, "float32", [("fwd+bwd", True)], ["ms_flash-jit"], self.threads)
+            yield growth_row(case, result["ms_flash-jit"])
 
     @staticmethod
     def failed(row: dict) -> bool:
         """Whether ms_flash itself failed."""
         return row["ours"] is None
+
+
+def growth_row(case: Case, ours) -> dict:
+    """The row of a causal training step in float32 that made peak memory grow by `ours` MiB, or failed with a text."""
+    data = 8 * case.batch * case.heads * case.q_len * case.head_dim * 4 / 2**20     # query, key, value, output; of each
+    row = {**_head("memory growth of a training step over its inputs, output and gradients", case),
+           "said": MOST_GROWTH, "unit": "times at most"}
+    if isinstance(ours, str):
+        return {**row, "verdict": "does not hold", "note": ours}
+    return {**row, "measured": round(ours / data, 2), "ours": f"{ours:.4g} MiB",
+            "verdict": "holds" if ours <= MOST_GROWTH * data else "does not hold",
+            "note": f"causal; {data:.4g} MiB of data; naive: not run"}
 
 
 def _head(text, case):

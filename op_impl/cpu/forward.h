@@ -2,23 +2,17 @@
 //   S^T[key][query] = K Q^T,  O^T[channel][query] += V^T P^T
 // so that maximum, sum and rescaling run down a register and K, V are read as they lie in memory.
 //
-// A task owns some query rows of one (batch, kv head), all heads of its group, and walks the keys in blocks. Where that
-// gives too few tasks (decoding), the keys are split as well and the parts merged in fixed order; how many parts
-// depends on the problem alone, so results are the same for any number of threads.
+// A task (cpu/forward_plan.h) walks its keys in blocks; the parts of rows whose keys were split are merged at the end.
 #pragma once
 #include <algorithm>
-#include <vector>  // of types of this file only: see simd.h on names shared between builds
+#include <vector>
 
 #include "cpu/blocks.h"
+#include "cpu/forward_plan.h"
 #include "cpu/narrow.h"
 #include "cpu/threads.h"
 
 namespace {
-
-struct ForwardTask {
-  int64_t b, kv_head, row0, row1, key0, key1, part, parts, slot;
-  double cost;
-};
 
 template <class T>
 struct ForwardState {  // O^T, row maximum and row sum of a task's rows, tile after tile
@@ -53,32 +47,9 @@ class Forward {
 
  private:
   void plan() {
-    int64_t blocks = 0;
-    for (int64_t b = 0; b < p_.batch; ++b)
-      blocks += (p_.seq[b].q_len * p_.group() + block_m_ - 1) / block_m_ * p_.kv_heads;
-    constexpr int64_t kEnoughTasks = 32;
-    for (int64_t b = 0; b < p_.batch; ++b) {
-      const Band band = p_.band(b);
-      const int64_t rows = p_.seq[b].q_len * p_.group();
-      for (int64_t row0 = 0; row0 < rows; row0 += block_m_) {
-        const int64_t row1 = std::min(rows, row0 + block_m_);
-        const int64_t lo = band.begin(row0 / p_.group()), hi = band.end((row1 - 1) / p_.group());
-        const int64_t keys = std::max<int64_t>(hi - lo, 0);
-        int64_t parts = 1;
-        if (p_.splits)
-          parts = std::max<int64_t>(1, std::min(p_.splits, keys));
-        else if (blocks < kEnoughTasks)
-          parts = std::max<int64_t>(1, std::min(kEnoughTasks / blocks, keys / keys_per_part_));
-        for (int64_t h = 0; h < p_.kv_heads; ++h) {
-          for (int64_t part = 0; part < parts; ++part)
-            tasks_.push_back({b, h, row0, row1, lo + keys * part / parts, lo + keys * (part + 1) / parts, part, parts,
-                              slots_ + part, double(keys) / parts * (row1 - row0)});
-          if (parts > 1) slots_ += parts;
-        }
-      }
-    }
-    // heavy ones first, so that the last to run are short
-    std::stable_sort(tasks_.begin(), tasks_.end(), [](auto& x, auto& y) { return x.cost > y.cost; });
+    ForwardPlan plan = plan_forward(p_, block_m_, keys_per_part_);
+    tasks_.swap(plan.tasks);
+    slots_ = plan.slots;
     slot_size_ = ForwardState<T>::elements(block_m_, p_.dv);
     parts_.resize(slots_ * slot_size_);
   }
@@ -120,7 +91,8 @@ class Forward {
     ScorePieces<T> piece;
     piece.place(p_, block_n_, false, &arena);
     const int64_t padded = round_up(rows.n, W);
-    fill(state.o, padded * p_.dv, T(0));
+    bool started[(kMaxRows + L - 1) / L] = {};  // tiles whose outputs hold something
+    if (narrow) fill(state.o, padded * p_.dv, T(0));
     fill(state.max, padded, T(-INFINITY));
     fill(state.sum, padded, T(0));
     for (int64_t j0 = t.key0; j0 < t.key1; j0 += block_n_) {
@@ -153,11 +125,15 @@ class Forward {
           narrow_output_product<T, GUARD>(p_, tile, t.kv_head, s, state.o, alpha);
           continue;
         }
-        product<T, LaneTile, Side::columns, Start::scale, GUARD>(
-            p_.dv, tile.lanes / W, tile.hi - tile.lo, v.data + tile.lo * v.ld, v.ld, s + tile.lo * tile.lanes,
+        auto add = started[f / L] ? product<T, LaneTile, Side::columns, Start::scale, GUARD>
+                                  : product<T, LaneTile, Side::columns, Start::zero, GUARD>;
+        add(p_.dv, tile.lanes / W, tile.hi - tile.lo, v.data + tile.lo * v.ld, v.ld, s + tile.lo * tile.lanes,
             tile.lanes, state.o + f * p_.dv, tile.lanes, alpha);
+        started[f / L] = true;
       }
     }
+    for (int f = 0; f < rows.n && !narrow; f += L)
+      if (!started[f / L]) fill(state.o + f * p_.dv, std::min<int64_t>(L, padded - f) * p_.dv, T(0));
     V<T> bad{};
     for (int64_t i = 0; i < padded * p_.dv; i += W) {
       V<T> x = load(state.o + i);
@@ -169,22 +145,49 @@ class Forward {
   // Scores become probabilities relative to the running maximum; alpha rescales what was summed before.
   template <bool NATURAL>
   static void softmax(const Tile& t, T* s, T* max, T* sum, T* alpha) {
+    constexpr int W = kLanes<T>, N = LaneTile::NV;
+    int l = 0;
+    for (; l + N * W <= t.lanes; l += N * W) softmax_of<NATURAL, N>(t, l, s, max, sum, alpha);
+    for (; l < t.lanes; l += W) softmax_of<NATURAL, 1>(t, l, s, max, sum, alpha);
+  }
+
+  // N vectors of rows at once: of one alone, every key would wait for the maximum and the sum up to the key before.
+  template <bool NATURAL, int N>
+  MSF_INLINE static void softmax_of(const Tile& t, int l, T* s, T* max, T* sum, T* alpha) {
     constexpr int W = kLanes<T>;
     auto exponential = [](V<T> x) { return exp2(NATURAL ? x * T(kLog2e) : x); };
-    for (int l = 0; l < t.lanes; l += W) {
-      V<T> before = load(max + l), m = before;
-      for (int64_t j = t.lo; j < t.hi; ++j) m = larger<T>(load(s + j * t.lanes + l), m);  // NaN leaves m
-      V<T> base = m == T(-INFINITY) ? V<T>{} : m;  // no key so far: every probability is exp2(-inf) = 0
-      V<T> a = exponential(before - base), total = load(sum + l) * a;
-      for (int64_t j = t.lo; j < t.hi; ++j) {
-        V<T> e = exponential(load(s + j * t.lanes + l) - base);
-        total += e;
-        put(s + j * t.lanes + l, e);
+    V<T> m[N], odd[N], base[N], total[N];
+#pragma GCC unroll 4
+    for (int v = 0; v < N; ++v) m[v] = odd[v] = load(max + l + v * W);
+    const int64_t pairs = (t.hi - t.lo) / 2 * 2;
+    for (int64_t j = t.lo; j < t.lo + pairs; j += 2)
+#pragma GCC unroll 4
+      for (int v = 0; v < N; ++v) {  // NaN leaves the maximum
+        m[v] = larger<T>(load(s + j * t.lanes + l + v * W), m[v]);
+        odd[v] = larger<T>(load(s + (j + 1) * t.lanes + l + v * W), odd[v]);
       }
-      put(max + l, m);
-      put(sum + l, total);
-      put(alpha + l, a);
+#pragma GCC unroll 4
+    for (int v = 0; v < N; ++v) {
+      const int at = l + v * W;
+      const V<T> before = load(max + at);
+      m[v] = larger<T>(odd[v], m[v]);
+      if (t.lo + pairs < t.hi) m[v] = larger<T>(load(s + (t.hi - 1) * t.lanes + at), m[v]);
+      base[v] = m[v] == T(-INFINITY) ? V<T>{} : m[v];  // no key so far: every probability is exp2(-inf) = 0
+      const V<T> a = exponential(before - base[v]);
+      total[v] = load(sum + at) * a;
+      put(max + at, m[v]);
+      put(alpha + at, a);
     }
+    for (int64_t j = t.lo; j < t.hi; ++j)
+#pragma GCC unroll 4
+      for (int v = 0; v < N; ++v) {
+        T* x = s + j * t.lanes + l + v * W;
+        const V<T> e = exponential(load(x) - base[v]);
+        total[v] += e;
+        put(x, e);
+      }
+#pragma GCC unroll 4
+    for (int v = 0; v < N; ++v) put(sum + l + v * W, total[v]);
   }
 
   // Folds the parts of a split task into its first, in order.
@@ -219,7 +222,7 @@ class Forward {
 
   // Sinks, normalization, statistics and the store.
   void finish(const ForwardTask& t, const Rows& rows, ForwardState<T>& state) {
-    const double unit = to_log2(p_);
+    const double unit = to_log2(p_), natural_unit = 1 / per_nat(p_);
     for (int f = 0; f < rows.n; f += kTileLanes<T>) {
       alignas(64) T inverse[kTileLanes<T>] = {};
       const int n = std::min(rows.n - f, kTileLanes<T>), lanes = int(round_up(n, kLanes<T>));
@@ -244,7 +247,7 @@ class Forward {
           p_.row_max[at] = float(m);
           p_.row_sum[at] = float(sum);
         }
-        p_.lse[at] = float(stored / per_nat(p_) + __builtin_log2(sum) * kLn2);
+        p_.lse[at] = float(stored * natural_unit + __builtin_log2(sum) * kLn2);
       }
       store_transposed<T>(p_, p_.out, t.b, rows, f, lanes, p_.dv, state.o + f * p_.dv, inverse);
     }

@@ -97,9 +97,17 @@ void pack_transposed(const Problem& p, const Tensor4& x, int64_t b, const Rows& 
                      ? reinterpret_cast<const S*>(x.row(b, rows.head[r], p.seq[b].q_base + rows.query[r]))
                      : nullptr;
       }
-      for (int64_t c = 0; c < channels; c += W) {
+      V<T> block[W];
+      int64_t c = 0;
+      for (; c + W <= channels && src[W - 1]; c += W) {  // all lanes have a row: no branch per row
+#pragma GCC unroll 16
+        for (int l = 0; l < W; ++l) block[l] = load_as<T>(src[l] + c) * s;
+        transpose<T>(block);
+#pragma GCC unroll 16
+        for (int j = 0; j < W; ++j) put(dst + (c + j) * lanes + l0, block[j]);
+      }
+      for (; c < channels; c += W) {
         const int n = int(channels - c < W ? channels - c : W);
-        V<T> block[W];
 #pragma GCC unroll 16
         for (int l = 0; l < W; ++l)
           block[l] = !src[l] ? V<T>{} : n == W ? load_as<T>(src[l] + c) * s : load_part<T>(src[l] + c, n) * s;
@@ -119,20 +127,30 @@ void store_transposed(const Problem& p, const Tensor4& x, int64_t b, const Rows&
     using S = std::remove_pointer_t<decltype(storage)>;
     for (int l0 = 0; l0 < lanes; l0 += W) {
       const V<T> s = load(scale + l0);
-      for (int64_t c = 0; c < channels; c += W) {
-        const int n = int(channels - c < W ? channels - c : W);
-        V<T> block[W];
-        for (int j = 0; j < W; ++j) block[j] = j < n ? load(src + (c + j) * lanes + l0) * s : V<T>{};
+      const int valid = rows.n - first - l0 < W ? rows.n - first - l0 : W;
+      S* out[W];
+      for (int l = 0; l < valid; ++l) {
+        const int r = first + l0 + l;
+        out[l] = reinterpret_cast<S*>(x.row(b, rows.head[r], p.seq[b].q_base + rows.query[r]));
+      }
+      V<T> block[W];
+      int64_t c = 0;
+      for (; c + W <= channels && valid == W; c += W) {  // all lanes have a row: no branch per row
+#pragma GCC unroll 16
+        for (int j = 0; j < W; ++j) block[j] = load(src + (c + j) * lanes + l0) * s;
         transpose<T>(block);
 #pragma GCC unroll 16
-        for (int l = 0; l < W; ++l) {
-          int r = first + l0 + l;
-          if (r >= rows.n) break;
-          S* out = reinterpret_cast<S*>(x.row(b, rows.head[r], p.seq[b].q_base + rows.query[r])) + c;
+        for (int l = 0; l < W; ++l) store_as<T>(out[l] + c, block[l]);
+      }
+      for (; c < channels; c += W) {
+        const int n = int(channels - c < W ? channels - c : W);
+        for (int j = 0; j < W; ++j) block[j] = j < n ? load(src + (c + j) * lanes + l0) * s : V<T>{};
+        transpose<T>(block);
+        for (int l = 0; l < valid; ++l) {
           if (n == W)
-            store_as<T>(out, block[l]);
+            store_as<T>(out[l] + c, block[l]);
           else
-            store_part<T>(out, block[l], n);
+            store_part<T>(out[l] + c, block[l], n);
         }
       }
     }

@@ -167,12 +167,19 @@ bool score_tile(const Problem& p, const Band& band, const Tile& t, T* s, int64_t
       begin[l] = T(Band::clamp(band.begin(rows.query[t.first + l]) - t.j0, t.lo, t.hi));
       end[l] = T(Band::clamp(band.end(rows.query[t.first + l]) - t.j0, t.lo, t.hi));
     }
-    each_key(t, [&](int64_t j) {
-      for (int l = 0; l < lanes; l += W) {
-        VI<T> inside = (load(begin + l) <= T(j)) & (load(end + l) > T(j));
-        put(s + j * ld + l, inside ? load(s + j * ld + l) : splat(T(-INFINITY)));
-      }
-    });
+    auto cut = [&](int64_t from, int64_t to) {
+      for (int64_t j = from; j < to; ++j)
+        for (int l = 0; l < lanes; l += W) {
+          VI<T> inside = (load(begin + l) <= T(j)) & (load(end + l) > T(j));
+          put(s + j * ld + l, inside ? load(s + j * ld + l) : splat(T(-INFINITY)));
+        }
+    };
+    // Bounds rise with the query: all rows see the keys from the last one's first to the first one's last. Lanes past
+    // the rows are never stored.
+    const int64_t seen = Band::clamp(band.begin(rows.query[t.first + t.valid() - 1]) - t.j0, t.lo, t.hi);
+    const int64_t unseen = Band::clamp(band.end(rows.query[t.first]) - t.j0, seen, t.hi);
+    cut(t.lo, seen);
+    cut(unseen, t.hi);
   }
   return true;
 }
