@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .version import __version__
 
@@ -36,11 +37,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             chosen.add_arguments(command)
             command.set_defaults(run=chosen.run)
     args = parser.parse_args(argv)
+    return ended(lambda: args.run(args))
+
+
+def ended(call: Callable[[], int]) -> int:
+    """The status that `call` returns; 1, after one line, where it is interrupted, a package is missing, or a file
+    cannot be read or written."""
+    # Once it has compiled a graph, MindSpore 2.10 answers SIGINT by sending its own process SIGTERM.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return args.run(args)
+        return call()
     except KeyboardInterrupt:
         error = "Interrupted."
-    except OSError as problem:      # a file that cannot be read or written: its name is in the text
+    except (ImportError, OSError) as problem:
         error = problem
+    finally:
+        signal.signal(signal.SIGTERM, before)
     print(f"\n{error}", file=sys.stderr)
     return 1

@@ -17,13 +17,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # for those who load t
 
 import mindspore as ms
 import numpy as np
-from ending import at_least, output_file, run, some_text
 from gpt import GPT, HEAD_DIM
 from mindspore import Tensor, nn, ops
+from options import at_least, output_file, some_text
 from trainer import Text, Trainer
 
 import ms_flash
 from ms_flash import onnx_export
+from ms_flash.cli import ended
 
 TEMPERATURE = 0.7   # of the sampling; the most probable character alone would soon repeat itself after a short training
 
@@ -174,4 +175,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    sys.exit(ended(main))

@@ -15,13 +15,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for those who load this file from elsewhere
 
 import numpy as np
-from ending import output_file, run
 from mindspore import Tensor
 from minilm_embed import BOUND, SENTENCES, load
+from options import output_file
 from tqdm import tqdm
 
 import ms_flash
 from ms_flash import onnx_export
+from ms_flash.cli import ended
 
 
 def example(net, tokenizer):
@@ -87,4 +88,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    sys.exit(ended(main))

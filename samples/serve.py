@@ -18,10 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # for those who load t
 import mindspore as ms
 import numpy as np
 from batcher import Batcher, random_requests
-from ending import at_least, run
 from gpt import GPT, HEAD_DIM
+from options import at_least
 from tqdm import tqdm
 from trainer import Text, Trainer
+
+from ms_flash.cli import ended
 
 SHARED = "The Python language reference says: "
 LONGEST = 100_000    # of a prompt: the text that they are cut from is a few times as long
@@ -113,4 +115,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    sys.exit(ended(main))

@@ -21,10 +21,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # for those who load t
 import mindspore as ms
 from cached import ATTENTIONS
 from checkpoint import Checkpoint
-from ending import at_least, run
 from llama import load
 from mindspore import Tensor
+from options import at_least
 from tqdm import tqdm
+
+from ms_flash.cli import ended
 
 GOALS = {("prefill", 256): 1.3, ("prefill", 1024): 2.0, ("prefill", 4096): 4.0,
          ("decode", 256): 1.1, ("decode", 1024): 1.3, ("decode", 4096): 2.0}
@@ -92,4 +94,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    sys.exit(ended(main))

@@ -17,8 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # for those who load t
 from byte_bpe import SYSTEM
 from cached import ATTENTIONS, FullError, Generator
 from checkpoint import Checkpoint
-from ending import at_least, run, some_text
 from llama import load
+from options import at_least, some_text
+
+from ms_flash.cli import ended
 
 
 class Conversation:
@@ -95,4 +97,4 @@ def questions():
 
 
 if __name__ == "__main__":
-    run(main)
+    sys.exit(ended(main))

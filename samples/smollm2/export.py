@@ -16,12 +16,13 @@ import mindspore as ms
 import numpy as np
 from cached import Flash, Generator
 from checkpoint import Checkpoint
-from ending import at_least, output_file, run, some_text
 from llama import Llama, load
 from mindspore import Tensor
+from options import at_least, output_file, some_text
 from tqdm import tqdm
 
 import ms_flash
+from ms_flash.cli import ended
 
 
 def example(net: Llama):
@@ -102,4 +103,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    sys.exit(ended(main))

@@ -1,23 +1,10 @@
-"""How a sample refuses its options, and how it ends: what is wrong is one line, and so is Ctrl-C."""
+"""Types of options, for argparse: what is wrong is told in one line, before the work."""
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-
-
-def run(main: Callable[[], int]) -> None:
-    """Leaves Python with the status that `main` returns; with 1, after one line, where it is interrupted, a package is
-    missing, or a file cannot be read or written."""
-    try:
-        status = main()
-    except KeyboardInterrupt:
-        status = "\nInterrupted."
-    except (ImportError, OSError) as error:
-        status = f"\n{error}"
-    sys.exit(status)    # a text goes to stderr, and the status is 1
 
 
 def at_least(least: int) -> Callable[[str], int]:
