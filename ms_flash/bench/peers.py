@@ -20,6 +20,10 @@ import ms_flash
 from .cases import Case
 
 
+class NotOffered(Exception):
+    """What a peer has not got; the text becomes the note of the row."""
+
+
 class _Ours(nn.Cell):
     """ms_flash."""
 
@@ -136,7 +140,7 @@ def _mindspore(cell, compiled):
 def _torch(case: Case, dtype: str, direction: str, causal: bool):
     """PyTorch's scaled_dot_product_attention, which picks its flash kernel for the CPU."""
     if case.window >= 0:
-        raise NotImplementedError("no window")
+        raise NotOffered("no window")
     import torch
     from torch.nn.functional import scaled_dot_product_attention as attention
 
@@ -171,11 +175,11 @@ def _onnxruntime(graph):
         import onnxruntime
 
         if direction != "fwd":
-            raise NotImplementedError("ONNX Runtime does not train here")
+            raise NotOffered("ONNX Runtime does not train here")
         if case.lengths or case.window >= 0:
-            raise NotImplementedError("no variable lengths, no window")
+            raise NotOffered("no variable lengths, no window")
         if dtype == "bfloat16":
-            raise NotImplementedError("no bfloat16 in numpy, which its inputs are")
+            raise NotOffered("no bfloat16 in numpy, which its inputs are")
         node, shapes = graph(case, causal)
         kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         value = lambda name, shape: onnx.helper.make_tensor_value_info(name, kind, shape)
@@ -199,7 +203,7 @@ def _multi_head(case, causal):
     import onnx
 
     if case.heads != case.kv_heads:
-        raise NotImplementedError("no grouped heads")
+        raise NotOffered("no grouped heads")
     rows = {"query": case.q_len, "key": case.kv_len, "value": case.kv_len}
     shapes = {name: (case.batch, length, case.heads * case.head_dim) for name, length in rows.items()}
     return onnx.helper.make_node("MultiHeadAttention", list(shapes), ["out"], domain="com.microsoft",
