@@ -165,8 +165,9 @@ def _result(net, losses, grads, names, sites):
 
 
 def of_cell(grads, number):
-    """The gradients of one cell."""
-    return {name: grad for name, grad in grads.items() if f"members.{number}." in name}
+    """The gradients of one cell, by names that begin with it: mixed precision puts the net into another one."""
+    cell = f"members.{number}."
+    return {name[name.index(cell):]: grad for name, grad in grads.items() if cell in name}
 
 
 def worst(got, expected):
