@@ -165,9 +165,8 @@ def _result(net, losses, grads, names, sites):
 
 
 def of_cell(grads, number):
-    """The gradients of one cell, by names that begin with it: mixed precision puts the net into another one."""
-    cell = f"members.{number}."
-    return {name[name.index(cell):]: grad for name, grad in grads.items() if cell in name}
+    """The gradients of one cell, by the names of its parameters before mixed precision put it into another Cell."""
+    return {name.replace("._backbone", ""): grad for name, grad in grads.items() if f"members.{number}." in name}
 
 
 def worst(got, expected):
