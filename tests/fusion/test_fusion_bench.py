@@ -78,6 +78,16 @@ def test_progress_counts_every_process(monkeypatch):
     assert plan.progress.done == plan.progress.total == len(shown) == len(fusion.VARIANTS) + 2
 
 
+@pytest.mark.parametrize("peaks, expected", [((3.0, 9.0, 4.0), {"mib": 4.0}), ((3.0, None, 4.0), {"note": "died"})])
+def test_peak_is_the_median_of_three_processes(peaks, expected, monkeypatch):
+    given = iter({"note": "died"} if mib is None else {"mib": mib} for mib in peaks)
+    monkeypatch.setattr(fusion.FusionPlan, "measure", lambda *_: {"layout": next(given)})
+    args = argparse.Namespace(shapes=["vit-s"], seconds=None, quick=False, no_memory=False)
+    plan = fusion.FusionPlan(args, [2], lambda total: None)
+    assert plan.peak(plan.nets[0], "layout") == expected
+    assert not list(given)
+
+
 @pytest.mark.parametrize("given, text", [
     ({"shapes": ["s512"]}, "'shapes' of the suite fusion must be of gpt2-small, bert-base, vit-s, but got 's512'"),
     ({"shapes": ["vit-s"], "suite": "cpu"}, "'shapes' of the suite cpu must be of s512"),
