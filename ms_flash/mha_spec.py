@@ -54,6 +54,10 @@ class MhaSpec:
         """Whether the input of that name is given."""
         return self.inputs[MHA_SLOTS.index(name)] is not None
 
+    def dtype_of(self, name: str) -> str:
+        """The dtype of an input that is given."""
+        return self.inputs[MHA_SLOTS.index(name)].dtype
+
     @functools.cached_property
     def primitives(self) -> dict:
         """Where backends keep the primitives of this request, by (backend, op)."""

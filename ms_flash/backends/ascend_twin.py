@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 
 from .. import library
+from ..mha_spec import MhaSpec
+from ..spec import type_error
 from .aot import AotBackend
+
+_PROJECTION_BIASES = ("b_q", "b_k", "b_v", "b_o")
 
 
 class AscendTwinBackend(AotBackend):
@@ -14,6 +18,13 @@ class AscendTwinBackend(AotBackend):
 
     name = "ascend-twin"
     library = library.ASCEND_TWIN
+
+    def check(self, op, spec):
+        super().check(op, spec)
+        for name in _PROJECTION_BIASES if isinstance(spec, MhaSpec) else ():
+            if spec.has(name) and spec.dtype_of(name) != spec.dtype:
+                raise type_error(spec.func, f"the dtype of '{name}' must be that of 'x' {spec.dtype} for the backend "
+                                            f"'{self.name}', but got {spec.dtype_of(name)}.")
 
 
 configure = library.configure_twin

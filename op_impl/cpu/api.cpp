@@ -81,14 +81,6 @@ void with_op(const char* name, const char* text, F f) {
 
 }  // namespace
 
-static int dtype_source(MhaOp op, const MhaSpec& s, int output) {
-  if (op == MhaOp::bias_grad) return s.position(kMhaBias);
-  if (op == MhaOp::forward) return output < 5 ? s.position(kX) : -1;
-  return s.position(output < kMhaGradients && s.wants(output) ? input_of(MhaGradient(output)) : int(kX));
-}
-static int saved_inputs(MhaOp op) { return op == MhaOp::forward ? 0 : kMhaBackwardInputs - kMhaInputs; }
-static const std::string& present(const MhaSpec& s) { return s.inputs; }
-
 const Kernels* selected_kernels() { return selection(); }
 
 }  // namespace msf

@@ -8,6 +8,10 @@
 
 namespace msf {
 
+struct Array;
+struct Spec;
+struct MhaForward;
+
 struct Kernels {
   const char* isa;
   int vector_bytes;
@@ -21,6 +25,8 @@ struct Kernels {
   void (*merge)(const Merge&);
   // Rows into the caches and attention over them at once; null: the one after the other.
   void (*append_and_forward)(const Problem&, const std::vector<Append>&) = nullptr;
+  // The block op's forward at once, with the arrays of the attention inside; null: products and attention in turn.
+  void (*block)(const MhaForward&, const Spec&, const std::vector<Array>&) = nullptr;
 };
 
 // The table in use: the best one, or the one MS_FLASH_ISA names.

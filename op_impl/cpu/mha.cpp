@@ -128,12 +128,22 @@ class Mha {
     const Array &y = out[0], &saved_attn = out[4];
     Memory lse_memory;
     Array qkv[3];
-    for (int part = 0; part < 3; ++part) project(part, qkv[part] = reshaped(out[1 + part], projected(part)));
+    const auto at_once = selected_kernels()->block;
+    for (int part = 0; part < 3; ++part) {
+      qkv[part] = reshaped(out[1 + part], projected(part));
+      if (!at_once) project(part, qkv[part]);
+    }
     const Array attn = spec_.has(kWo) ? saved_attn : y;
     if (!spec_.has(kWo)) std::memset(saved_attn.data, 0, size_of(dtype_));
     const Array lse = lse_memory.array(out[5].shape, DType::f32);
     std::vector<Array> p = attention_inputs(qkv);
     p.insert(p.end(), {attn, lse, out[5], out[6]});
+    if (at_once) {
+      const Array none{nullptr, {}, DType::none};
+      return at_once({product(0, qkv), product(1, qkv), product(2, qkv), spec_.has(kWo) ? params_[kWo] : none,
+                      params_[kBo], attn, y, spec_.transposed[3]},
+                     spec_.attention, p);
+    }
     run(Op::forward, spec_.attention, p);
     if (!spec_.has(kWo)) return;
     Gemm g = gemm(tokens(attn), out_channels_, rows(y), spec_.has(kBo) ? &params_[kBo] : nullptr);
@@ -309,6 +319,21 @@ class Mha {
     if (spec_.has(p.bias)) g.bias = one_row(params_[p.bias], p.channels(1), p.first);
     g.add(rows(x), weight_of(p, params_[p.weight]).transposed(), p.in);
     multiply(g);
+  }
+
+  MhaForward::Product product(int part, const Array* qkv) const {
+    const Projection& p = projection_[part];
+    return {params_[p.source],
+            params_[p.weight],
+            params_[p.bias],
+            qkv[part],
+            part ? spec_.attention.kv_heads : heads(),
+            p.in,
+            p.out,
+            p.first,
+            p.group,
+            p.group_stride,
+            p.transposed};
   }
 
   // q, k and v: those that were kept, or the same anew

@@ -65,4 +65,26 @@ void run(MhaOp op, const MhaSpec& spec, const std::vector<Array>& params);
 std::vector<std::vector<int64_t>> infer_shapes(MhaOp op, const MhaSpec& spec,
                                                const std::vector<std::vector<int64_t>>& inputs);
 
+// For infer.h.
+inline int dtype_source(MhaOp op, const MhaSpec& s, int output) {
+  if (op == MhaOp::bias_grad) return s.position(kMhaBias);
+  if (op == MhaOp::forward) return output < 5 ? s.position(kX) : -1;
+  return s.position(output < kMhaGradients && s.wants(output) ? input_of(MhaGradient(output)) : int(kX));
+}
+inline int saved_inputs(MhaOp op) { return op == MhaOp::forward ? 0 : kMhaBackwardInputs - kMhaInputs; }
+inline const std::string& present(const MhaSpec& s) { return s.inputs; }
+
+// The forward as a kernel sees it that does all of it in one launch. Arrays that are not there have no data.
+struct MhaForward {
+  struct Product {
+    Array x, weight, bias, out;  // out: where the attention finds the result, and the backward
+    int64_t heads, in, channels;
+    int64_t first, group, group_stride;  // which channels of the weight: as Projection of mha.cpp
+    bool transposed;                     // stored (in, out)
+  };
+  Product q, k, v;
+  Array w_o, b_o, attn, y;  // attn: the input of the last product
+  bool w_o_transposed;
+};
+
 }  // namespace msf

@@ -33,8 +33,8 @@ def build(kernels=KERNELS, flags=(), where=None):
     kernels = Path(kernels)
     where = Path(where or os.environ.get("MS_FLASH_TEST_BUILD", ROOT / "build" / "ascendc"))
     where.mkdir(parents=True, exist_ok=True)
-    cpu = ("address", "api", "cache", "call", "infer", "kernels", "kvcache", "matrix", "merge", "mindspore_aot",
-           "threads", "view")
+    cpu = ("address", "api", "cache", "call", "infer", "kernels", "kvcache", "matrix", "merge", "mha",
+           "mindspore_aot", "threads", "view")
     headers = sorted([*kernels.glob("*.h"), *ASCENDC.rglob("*.h"), *(OP_IMPL / "common").glob("*.h"),
                       *(OP_IMPL / "cpu" / f"{name}.h" for name in cpu)])
     base = hashlib.sha256(repr((_FLAGS, list(flags))).encode())
@@ -42,7 +42,7 @@ def build(kernels=KERNELS, flags=(), where=None):
         base.update(header.read_bytes())
     sources = [*sorted(kernels.glob("*.cpp")), *sorted((ASCENDC / "op_host").glob("*.cpp")),
                *sorted((ASCENDC / "twin_lib").glob("*.cpp")),
-               *(OP_IMPL / "cpu" / f"{name}.cpp" for name in ("call", "kvcache", "memory", "merge"))]
+               *(OP_IMPL / "cpu" / f"{name}.cpp" for name in ("call", "kvcache", "memory", "merge", "mha"))]
     objects = []
     for source in sources:
         key = base.copy()

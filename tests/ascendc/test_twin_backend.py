@@ -182,16 +182,6 @@ def test_what_only_the_tiling_knows_is_an_error_too(mode, monkeypatch):
         call().asnumpy()
 
 
-def test_block_op_is_refused():
-    weight = [ms.Parameter(ms.Tensor(np.ones((16, 16)), ms.float16), name=f"w{i}") for i in range(4)]
-    from ms_flash.mha_spec import MHA_SLOTS, MhaSpec
-    from ms_flash.spec import Arg
-    inputs = {"x": Arg((1, 8, 16), "float16"), **{f"w_{n}": Arg(w.shape, "float16") for n, w in zip("qkvo", weight)}}
-    spec = MhaSpec.parse("fuse", tuple(inputs.get(name) for name in MHA_SLOTS), num_heads=1)
-    with pytest.raises(ValueError, match="the backend 'ascend-twin' has no 'MsFlashMhaFwd'"):
-        ms_flash.backends.BACKENDS[TWIN].mha_forward(spec)
-
-
 def test_environment_chooses_it_and_the_totals_count(monkeypatch, mode):
     monkeypatch.setenv("MS_FLASH_BACKEND", TWIN)
     ascend_twin.totals(reset=True)

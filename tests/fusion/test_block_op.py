@@ -9,10 +9,11 @@ import native
 import numpy as np
 import pytest
 import test_native as native_tests
-from mindspore import Tensor, nn
+from block_primitive import Block, parse_options, run_primitive, spec_of, tensor
+from mindspore import Tensor
 
 from ms_flash import backends, op_table
-from ms_flash.mha_spec import GRADIENTS, MHA_SLOTS, MhaSpec
+from ms_flash.mha_spec import MHA_SLOTS, MhaSpec
 from ms_flash.spec import Arg
 
 isa, threads = native_tests.isa, native_tests.threads  # fixtures
@@ -169,72 +170,6 @@ def test_working_memory_is_linear_in_the_length(recompute):
 # ---------------------------------------------------------------------------------------------------------------------
 # As a primitive of MindSpore
 # ---------------------------------------------------------------------------------------------------------------------
-class _Block(nn.Cell):
-    def __init__(self, primitive):
-        super().__init__()
-        self.primitive = primitive
-
-    def construct(self, x, context, context_v, w_q, w_k, w_v, b_q, b_k, b_v, w_o, b_o, attn_mask, bias, alibi_slopes,
-                  sinks, seed, drop_mask):
-        return self.primitive(x, context, context_v, w_q, w_k, w_v, b_q, b_k, b_v, w_o, b_o, attn_mask, bias,
-                              alibi_slopes, sinks, seed, drop_mask)[0]
-
-
-class _Gradients(nn.Cell):
-    def __init__(self, net, positions):
-        super().__init__()
-        self.net = net
-        self.grad = ms.ops.GradOperation(get_all=True, sens_param=True)
-        self.positions = positions
-
-    def construct(self, *args):
-        return self.grad(self.net)(*args)
-
-
-def spec_of(given, **options):
-    """The spec of a call with these arrays."""
-    inputs = tuple(None if given.get(name) is None else Arg(given[name].shape, given[name].dtype.name)
-                   for name in MHA_SLOTS)
-    return MhaSpec.parse("fuse", inputs, **options)
-
-
-_PARSED = {"right": "window_size", "left": "window_size", "scale": "softmax_scale", "dropout": "dropout_p",
-           "align": "causal_align", "fill": "mask_fill"}
-
-
-def parse_options(options):
-    """Options of MhaSpec.parse from those of the native op."""
-    parsed = {_PARSED.get(key, key): value for key, value in options.items() if key not in ("seed", "offset")}
-    if "window_size" in parsed:
-        parsed["window_size"] = (options.get("left", -1), options.get("right", -1))
-    return parsed
-
-
-def tensor(x):
-    if x is None:
-        return None
-    if x.dtype == native.DTYPES["bfloat16"]:
-        return Tensor(x.astype(np.float32)).astype(ms.bfloat16)
-    return Tensor(np.ascontiguousarray(x))
-
-
-def array(x):
-    return x.float().asnumpy() if x.dtype == ms.bfloat16 else x.asnumpy()
-
-
-def run_primitive(given, dy, spec):
-    """Output and all gradients through MindSpore, of what `spec` describes."""
-    net = _Block(backends.select("fuse", "cpu").mha_forward(spec))
-    args = [tensor(given.get(name)) for name in MHA_SLOTS]
-    y = net(*args)
-    grads = dict(zip([name for name in MHA_SLOTS if given.get(name) is not None],
-                     _Gradients(net, ())(*args, tensor(dy))))
-    names = [name for name in (*GRADIENTS, "bias") if given.get(name) is not None]
-    dtypes = {"y": given["x"].dtype, **{"d" + name: given[name].dtype for name in names}}
-    got = {"y": y, **{"d" + name: grads[name] for name in names}}
-    return {name: array(x).astype(dtypes[name]) for name, x in got.items()}
-
-
 @pytest.mark.parametrize("name, dtype", [
     ("packed", "float32"), ("packed", "float16"), ("packed", "bfloat16"), ("cross", "float32"), ("plain", "float16"),
     ("no-output-projection-recompute", "float32"), ("conv1d", "bfloat16"), ("everything", "float32"),
@@ -260,7 +195,7 @@ def test_shapes_unknown_when_the_graph_is_compiled(mode):
     inputs[0] = Arg((-1, -1, 40), "float32")
     spec = MhaSpec.parse("fuse", tuple(inputs), **parse_options(native_options))
     assert spec.out_shape == (-1, -1, 40)
-    net = _Block(backends.select("fuse", "cpu").mha_forward(spec))
+    net = Block(backends.select("fuse", "cpu").mha_forward(spec))
     args = [tensor(given.get(name)) for name in MHA_SLOTS]
     net.set_inputs(Tensor(shape=[None, None, 40], dtype=ms.float32), *args[1:])
     for length in (37, 5):
@@ -272,7 +207,7 @@ def test_shapes_unknown_when_the_graph_is_compiled(mode):
 
 def test_second_order_gradients_are_an_error():
     given, _, native_options, _, _ = problem("packed", "float32")
-    net = _Block(backends.select("fuse", "cpu").mha_forward(spec_of(given, **parse_options(native_options))))
+    net = Block(backends.select("fuse", "cpu").mha_forward(spec_of(given, **parse_options(native_options))))
     args = [tensor(given.get(name)) for name in MHA_SLOTS]
     with pytest.raises(RuntimeError, match="second order"):
         ms.grad(ms.grad(lambda x: net(x, *args[1:]).sum()))(args[0])

@@ -12,12 +12,18 @@ struct BlockInputs {
   Address x, context, context_v, w_q, w_k, w_v, b_q, b_k, b_v, w_o, b_o;
 };
 
+// What a backward will need; null: it stays in the workspace.
+struct BlockKept {
+  Address q, k, v, attn;
+};
+
 template <class T>
 __aicore__ inline void Block(const BlockTiling& t, Address tiling, const BlockInputs& in, const Inputs& pieces,
-                             Address y, const Outputs& rows, Address workspace) {
+                             Address y, const BlockKept& kept, const Outputs& rows, Address workspace) {
   const Items items = reinterpret_cast<Items>(tiling + sizeof(BlockTiling));
-  const Address q = workspace + t.ws.q, k = workspace + t.ws.k, v = workspace + t.ws.v;
-  const Address merged = t.has_output ? workspace + t.ws.out : y;
+  const Address q = kept.q ? kept.q : workspace + t.ws.q, k = kept.k ? kept.k : workspace + t.ws.k;
+  const Address v = kept.v ? kept.v : workspace + t.ws.v;
+  const Address merged = !t.has_output ? y : kept.attn ? kept.attn : workspace + t.ws.out;
   const Inputs attention{
       q, k, v, pieces.mask, pieces.bias, pieces.alibi, pieces.sinks, pieces.seed, pieces.drop_mask, nullptr, nullptr};
   if ASCEND_IS_AIC {
@@ -52,8 +58,9 @@ extern "C" __global__ __aicore__ void ms_flash_block(GM_ADDR x, GM_ADDR context,
                                                      GM_ADDR w_k, GM_ADDR w_v, GM_ADDR b_q, GM_ADDR b_k, GM_ADDR b_v,
                                                      GM_ADDR w_o, GM_ADDR b_o, GM_ADDR attn_mask, GM_ADDR bias,
                                                      GM_ADDR alibi_slopes, GM_ADDR sinks, GM_ADDR seed,
-                                                     GM_ADDR drop_mask, GM_ADDR y, GM_ADDR lse, GM_ADDR row_max,
-                                                     GM_ADDR row_sum, GM_ADDR workspace, GM_ADDR tiling) {
+                                                     GM_ADDR drop_mask, GM_ADDR y, GM_ADDR q, GM_ADDR k, GM_ADDR v,
+                                                     GM_ADDR attn, GM_ADDR lse, GM_ADDR row_max, GM_ADDR row_sum,
+                                                     GM_ADDR workspace, GM_ADDR tiling) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIC_1_2);
   REGISTER_TILING_DEFAULT(msf::BlockTilingBuffer);
   AscendC::InitSocState();
@@ -62,10 +69,11 @@ extern "C" __global__ __aicore__ void ms_flash_block(GM_ADDR x, GM_ADDR context,
   const msf::BlockInputs in{x, context, context_v, w_q, w_k, w_v, b_q, b_k, b_v, w_o, b_o};
   const msf::Inputs pieces{nullptr, nullptr, nullptr,   attn_mask, bias,   alibi_slopes,
                            sinks,   seed,    drop_mask, nullptr,   nullptr};
+  const msf::BlockKept kept{q, k, v, attn};
   const msf::Outputs rows{nullptr, lse, row_max, row_sum};
   const msf::Address user = AscendC::GetUserWorkspace(workspace);
   if (t.f.a.bf16)
-    msf::Block<bfloat16_t>(t, tiling, in, pieces, y, rows, user);
+    msf::Block<bfloat16_t>(t, tiling, in, pieces, y, kept, rows, user);
   else
-    msf::Block<half>(t, tiling, in, pieces, y, rows, user);
+    msf::Block<half>(t, tiling, in, pieces, y, kept, rows, user);
 }

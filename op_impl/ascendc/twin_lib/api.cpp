@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "ascendc/twin_lib/block.h"
 #include "ascendc/twin_lib/decode.h"
 #include "ascendc/twin_lib/run.h"
 #include "cpu/address.h"
@@ -14,6 +15,7 @@
 #include "cpu/kernels.h"
 #include "cpu/kvcache.h"
 #include "cpu/merge.h"
+#include "cpu/mha.h"
 
 namespace msf {
 
@@ -28,6 +30,10 @@ void with_op(const char* name, const char* text, F f) {
   const std::pair<const char*, Op> ops[] = {{"fwd", Op::forward}, {"bwd", Op::backward}, {"bias_grad", Op::bias_grad}};
   for (auto& [op_name, op] : ops)
     if (!std::strcmp(op_name, name)) return f(op, Spec(text));
+  const std::pair<const char*, MhaOp> mha_ops[] = {
+      {"mha_fwd", MhaOp::forward}, {"mha_bwd", MhaOp::backward}, {"mha_bias_grad", MhaOp::bias_grad}};
+  for (auto& [op_name, op] : mha_ops)
+    if (!std::strcmp(op_name, name)) return f(op, MhaSpec(text));
   if (!std::strcmp(name, "kvcache")) return f(KvCacheOp::forward, KvCacheSpec(text));
   if (!std::strcmp(name, "merge")) return f(MergeOp::forward, MergeSpec(text));
   if (!std::strcmp(name, "address")) return f(AddressOp::forward, AddressSpec(text));
@@ -58,47 +64,13 @@ void call(const char* op, const char* spec, const std::vector<Array>& arrays) {
   with_op(op, spec, [&](auto kind, const auto& s) { run(kind, s, arrays); });
 }
 
-thread_local const BlockArrays* block = nullptr;  // the block whose attention is being set up
-
 void forward(const Problem& p) {
   if (planning)
     last_plan = describe_forward(p);
-  else if (block)
-    run_block(p, *block);
-  else
+  else if (!run_pending_block(p))
     run_forward(p);
 }
 void backward(const Problem& p) { planning ? last_plan = describe_backward(p), void() : run_backward(p); }
-
-// The attention of a block has no arrays of its own for query, key, value and output: shapes are enough to set it up.
-void call_block(const char* spec, const std::vector<Array>& in) {
-  constexpr int kBlockArrays = 11, kPieces = 5, kOutputs = 4;
-  if (in.size() != kBlockArrays + kPieces + kOutputs) throw std::invalid_argument("a block takes 20 arrays.");
-  const Array &x = in[0], &context = in[1].data ? in[1] : x, &context_v = in[2].data ? in[2] : context;
-  for (int i = 0; i < kBlockArrays; ++i)
-    if (in[i].data && in[i].dtype != x.dtype) throw std::invalid_argument("the arrays of a block must have one dtype.");
-  const Array &mask = in[11], &bias = in[12], &alibi = in[13], &sinks = in[14], &drop_mask = in[15], &y = in[16];
-  const Array none{nullptr, {}, DType::none};
-  auto activation = [&](const Array& like, const Array& weight) {
-    return Array{like.data, {like.shape.at(0), like.shape.at(1), weight.shape.at(0)}, x.dtype};
-  };
-  const Array q = activation(x, in[3]), k = activation(context, in[4]), v = activation(context_v, in[5]);
-  const Spec parsed(spec);
-  const int64_t dv = v.shape[2] / (parsed.kv_heads ? parsed.kv_heads : 1);
-  const Array out{y.data, {x.shape[0], x.shape[1], parsed.heads * dv}, x.dtype};
-  const BlockArrays arrays{x.data,           in[1].data,         in[2].data,    in[3].data, in[4].data,  in[5].data,
-                           in[6].data,       in[7].data,         in[8].data,    in[9].data, in[10].data, x.shape[2],
-                           context.shape[2], context_v.shape[2], y.shape.at(2), y.data};
-  block = &arrays;
-  try {
-    run(Op::forward, parsed,
-        {q, k, v, mask, bias, alibi, sinks, none, drop_mask, none, none, out, in[17], in[18], in[19]});
-  } catch (...) {
-    block = nullptr;
-    throw;
-  }
-  block = nullptr;
-}
 
 void append_and_forward(const Problem& p, const std::vector<Append>& appends) {
   planning ? last_plan = describe_decode(p, appends), void() : run_decode(p, appends);
@@ -119,6 +91,7 @@ const Kernels* selected_kernels() {
     k.forward = forward, k.backward = backward, k.bias_grad = bias_grad;
     k.append = rotate_rows;  // of the query: the caches' rows go with the attention
     k.append_and_forward = append_and_forward, k.merge = merge;
+    k.block = block_at_once, k.multiply = multiply_on_host;
     return k;
   }();
   return &table;

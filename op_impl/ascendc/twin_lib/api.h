@@ -6,7 +6,8 @@
 
 #include "cpu/api.h"
 
-// Runs "fwd", "bwd", "bias_grad", "kvcache", "merge" or "address": the conventions of msflash_cpu_call.
+// Runs "fwd", "bwd", "bias_grad", "mha_fwd", "mha_bwd", "mha_bias_grad", "kvcache", "merge" or "address": the
+// conventions of msflash_cpu_call.
 MSF_EXPORT int msflash_ascend_call(const char* op, const char* spec, int nparam, void** params, int* ndims,
                                    int64_t** shapes, const char** dtypes);
 

@@ -1,9 +1,9 @@
 #include "ascendc/twin_lib/decode.h"
 
 #include "ascendc/op_host/describe.h"
+#include "ascendc/twin_lib/element.h"
 #include "ascendc/twin_lib/launching.h"
 #include "ascendc/twin_lib/pad.h"
-#include "types.h"
 
 extern "C" void ms_flash_decode(uint8_t* query, uint8_t* k_cache, uint8_t* v_cache, uint8_t* k, uint8_t* v,
                                 uint8_t* cache_seqlens, uint8_t* block_table, uint8_t* alibi_slopes, uint8_t* sinks,
@@ -15,19 +15,6 @@ extern "C" void ms_flash_merge(uint8_t* outs, uint8_t* lses, uint8_t* out, uint8
 namespace msf {
 
 namespace {
-
-float load(DType dtype, const void* data, int64_t at) {
-  if (dtype == DType::f32) return static_cast<const float*>(data)[at];
-  const uint16_t bits = static_cast<const uint16_t*>(data)[at];
-  return dtype == DType::f16 ? ms_twin::HalfToFloat(bits) : ms_twin::Bf16ToFloat(bits);
-}
-
-void store(DType dtype, void* data, int64_t at, float x) {
-  if (dtype == DType::f32)
-    static_cast<float*>(data)[at] = x;
-  else
-    static_cast<uint16_t*>(data)[at] = dtype == DType::f16 ? ms_twin::FloatToHalf(x) : ms_twin::FloatToBf16(x);
-}
 
 // Packed memory for rows (batch, head, row, channel) of a dtype.
 class Rows {

@@ -1,5 +1,6 @@
 // Head dims that are no multiple of 16: the kernels get copies with zeros behind each row, as the caller of the op on a
-// device would make them. The scale has been settled before, from the true head dim.
+// device would make them. The scale has been settled before, from the true head dim. Copies, too, of operands that lie
+// where their gradients go.
 #pragma once
 #include <cstring>
 #include <vector>
@@ -11,7 +12,7 @@ namespace msf {
 
 class Padded {
  public:
-  static bool needed(const Problem& p) { return p.d % 16 || p.dv % 16; }
+  static bool needed(const Problem& p) { return p.d % 16 || p.dv % 16 || (p.dq && p.dq.data == p.q.data); }
 
   // The same for caches and the rows to append: where rows are appended, the caches are results as well.
   Padded(const Problem& p, std::vector<Append>* appends) : problem(p), outer_(p.batch) {

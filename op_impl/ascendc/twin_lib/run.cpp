@@ -28,8 +28,8 @@ extern "C" void ms_flash_bias_grad(uint8_t* query, uint8_t* key, uint8_t* value,
 extern "C" void ms_flash_block(uint8_t* x, uint8_t* context, uint8_t* context_v, uint8_t* w_q, uint8_t* w_k,
                                uint8_t* w_v, uint8_t* b_q, uint8_t* b_k, uint8_t* b_v, uint8_t* w_o, uint8_t* b_o,
                                uint8_t* attn_mask, uint8_t* bias, uint8_t* alibi_slopes, uint8_t* sinks, uint8_t* seed,
-                               uint8_t* drop_mask, uint8_t* y, uint8_t* lse, uint8_t* row_max, uint8_t* row_sum,
-                               uint8_t* workspace, uint8_t* tiling);
+                               uint8_t* drop_mask, uint8_t* y, uint8_t* q, uint8_t* k, uint8_t* v, uint8_t* attn,
+                               uint8_t* lse, uint8_t* row_max, uint8_t* row_sum, uint8_t* workspace, uint8_t* tiling);
 
 namespace msf {
 
@@ -176,9 +176,9 @@ void run_bias_grad(const Problem& p) {
 }
 
 void run_block(const Problem& p, const BlockArrays& a) {
-  BlockShape shape;
-  shape.embed = a.embed, shape.k_embed = a.k_embed, shape.v_embed = a.v_embed, shape.out = a.w_o ? a.out : 0;
-  shape.q.pitch = a.embed, shape.k.pitch = a.k_embed, shape.v.pitch = a.v_embed, shape.o.pitch = p.heads * p.dv;
+  const bool has_output = a.o.data != nullptr;
+  const BlockShape shape{a.embed,   a.k_embed, a.v_embed, has_output ? a.out : 0,
+                         a.q.place, a.k.place, a.v.place, a.o.place};
   const BlockPlan plan = plan_block(p, shape, soc(), chosen(p, false));
   ms_twin::Launch launch(options(plan.tiling.f.cores));
   Buffers pieces(p, &launch, false);
@@ -187,22 +187,26 @@ void run_block(const Problem& p, const BlockArrays& a) {
   uint8_t* x = launch.Input(a.x, q_rows * a.embed * 2, "x");
   uint8_t* context = a.context ? launch.Input(a.context, k_rows * a.k_embed * 2, "context") : x;
   uint8_t* context_v = a.context_v ? launch.Input(a.context_v, k_rows * a.v_embed * 2, "context_v") : context;
-  uint8_t* w_q = launch.Input(a.w_q, q_out * a.embed * 2, "w_q");
-  uint8_t* w_k = launch.Input(a.w_k, k_out * a.k_embed * 2, "w_k");
-  uint8_t* w_v = launch.Input(a.w_v, v_out * a.v_embed * 2, "w_v");
-  uint8_t* b_q = launch.Input(a.b_q, q_out * 2, "b_q");
-  uint8_t* b_k = launch.Input(a.b_k, k_out * 2, "b_k");
-  uint8_t* b_v = launch.Input(a.b_v, v_out * 2, "b_v");
-  uint8_t* w_o = launch.Input(a.w_o, a.out * merged * 2, "w_o");
-  uint8_t* b_o = launch.Input(a.b_o, a.out * 2, "b_o");
-  uint8_t* y = launch.Output(a.y, q_rows * (a.w_o ? a.out : merged) * 2, "y");
+  uint8_t* w_q = launch.Input(a.q.data, a.q.bytes, "w_q");
+  uint8_t* w_k = a.k.data == a.q.data ? w_q : launch.Input(a.k.data, a.k.bytes, "w_k");
+  uint8_t* w_v = a.v.data == a.k.data ? w_k : launch.Input(a.v.data, a.v.bytes, "w_v");
+  uint8_t* w_o = launch.Input(a.o.data, a.o.bytes, "w_o");
+  uint8_t* b_q = launch.Input(a.q.bias, a.q.bias_bytes, "b_q");
+  uint8_t* b_k = a.k.bias == a.q.bias ? b_q : launch.Input(a.k.bias, a.k.bias_bytes, "b_k");
+  uint8_t* b_v = a.v.bias == a.k.bias ? b_k : launch.Input(a.v.bias, a.v.bias_bytes, "b_v");
+  uint8_t* b_o = launch.Input(a.o.bias, a.o.bias_bytes, "b_o");
+  uint8_t* y = launch.Output(a.y, q_rows * (has_output ? a.out : merged) * 2, "y");
+  uint8_t* q = launch.Output(a.kept_q, q_rows * q_out * 2, "q");
+  uint8_t* k = launch.Output(a.kept_k, k_rows * k_out * 2, "k");
+  uint8_t* v = launch.Output(a.kept_v, k_rows * v_out * 2, "v");
+  uint8_t* attn = launch.Output(a.kept_attn, q_rows * merged * 2, "attn");
   uint8_t* lse = launch.Output(p.lse, pieces.statistics(), "lse");
   uint8_t* row_max = launch.Output(p.row_max, pieces.statistics(), "row_max");
   uint8_t* row_sum = launch.Output(p.row_sum, pieces.statistics(), "row_sum");
   const Planned planned(plan, &launch);
   finish("block", launch.Run([&] {
     ms_flash_block(x, context, context_v, w_q, w_k, w_v, b_q, b_k, b_v, w_o, b_o, pieces.mask, pieces.bias,
-                   pieces.alibi, pieces.sinks, pieces.seed, pieces.drop_mask, y, lse, row_max, row_sum,
+                   pieces.alibi, pieces.sinks, pieces.seed, pieces.drop_mask, y, q, k, v, attn, lse, row_max, row_sum,
                    planned.workspace, planned.tiling);
   }));
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <string>
 
+#include "ascendc/op_host/tiling.h"
 #include "common/problem.h"
 
 namespace msf {
@@ -10,11 +11,18 @@ void run_forward(const Problem& p);
 void run_backward(const Problem& p);
 void run_bias_grad(const Problem& p);
 
-// Arrays around the attention of a block; absent ones are null. Weights are (out, in), biases of the weights' type.
+// Arrays around the attention of a block; absent ones are null. Biases have the weights' type. Weights may share an
+// array, of which each then takes its part.
+struct BlockWeight {
+  const void *data = nullptr, *bias = nullptr;
+  int64_t bytes = 0, bias_bytes = 0;
+  BlockShape::Weight place;
+};
 struct BlockArrays {
-  const void *x, *context, *context_v, *w_q, *w_k, *w_v, *b_q, *b_k, *b_v, *w_o, *b_o;
-  int64_t embed, k_embed, v_embed, out;
-  void* y;
+  const void *x = nullptr, *context = nullptr, *context_v = nullptr;
+  int64_t embed = 0, k_embed = 0, v_embed = 0, out = 0;
+  BlockWeight q, k, v, o;
+  void *y = nullptr, *kept_q = nullptr, *kept_k = nullptr, *kept_v = nullptr, *kept_attn = nullptr;
 };
 void run_block(const Problem& attention, const BlockArrays& arrays);
 
