@@ -164,7 +164,7 @@ def merge_attention(outs, lses, *, layout="BNSD", backend=None):
         RuntimeError: If a gradient is asked for.
 
     Supported Platforms:
-        ``CPU``
+        ``Ascend`` (sources, unproven) / ``CPU``
 
     Examples:
         >>> import numpy as np
@@ -186,6 +186,10 @@ def merge_attention(outs, lses, *, layout="BNSD", backend=None):
             outs = ops.stack(outs)
     if isinstance(lses, (list, tuple)) and dtype_of_parts("lses", *lses) is not None:
         lses = ops.stack(lses)
-    op = op_of(resolve_merge(backend, layout, outs, lses))
-    merged = op(outs, lses)
+    handle, attribute = resolve_merge(backend, layout, outs, lses)
+    op = op_of(handle)
+    if attribute is None:
+        merged = op(outs, lses)
+    else:
+        merged = op(outs, lses, attribute)
     return merged[0], merged[1]

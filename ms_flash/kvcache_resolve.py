@@ -93,7 +93,7 @@ def _resolve_merge(backend, layout, *inputs):
     if not chosen.dynamic_shape and not spec.static:
         raise value_error("merge_attention", f"the backend '{chosen.name}' needs shapes that are known when a graph is "
                                              f"compiled, but got outs {inputs[0]}.")
-    return handle_of(chosen.merge(spec))
+    return handle_of(chosen.merge(spec)), chosen.attribute(spec)
 
 
 resolve_kvcache = _ResolveKvCache()

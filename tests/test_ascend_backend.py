@@ -166,6 +166,32 @@ def test_sequences_of_different_lengths_are_refused():
         ms_flash.flash_attention_varlen(x, x, x, cu, cu, backend="ascend")
 
 
+@pytest.mark.parametrize("layout", ["BNSD", "BSND"])
+def test_merge(layout, mode, stand_in):
+    rng = np.random.default_rng(7)
+    outs = [tensor(rng, 2, 3, 33, 40) for _ in range(3)]
+    shape = (2, 3, 33) if layout == "BNSD" else (2, 33, 3)
+    lses = [tensor(rng, *shape, dtype=ms.float32) for _ in range(3)]
+    def merged(backend):
+        return lambda: ms_flash.merge_attention(outs, lses, layout=layout, backend=backend)
+
+    for ours, theirs in zip(*((ms.jit(merged(b)) if mode == "graph" else merged(b))() for b in ("ascend", "cpu"))):
+        np.testing.assert_allclose(ours.float().asnumpy(), theirs.float().asnumpy(), rtol=1e-3, atol=1e-3)
+    assert stand_in.calls == ["MsFlashMerge"]
+
+
+def test_a_gradient_of_the_merge_is_an_error():
+    outs, lses = tensor(np.random.default_rng(8), 2, 1, 2, 5, 16), ms.ops.zeros((2, 1, 2, 5), ms.float32)
+    with pytest.raises(RuntimeError, match="For 'merge_attention', gradients are not supported"):
+        ms.grad(lambda x: ms_flash.merge_attention(x, lses, backend="ascend")[0].astype(ms.float32).sum())(outs)
+
+
+def test_a_cache_is_refused():
+    x, cache = tensor(np.random.default_rng(9), 1, 1, 2, 16), tensor(np.random.default_rng(9), 1, 8, 2, 16)
+    with pytest.raises(ValueError, match="the backend 'ascend' has no 'MsFlashKvCache'"):
+        ms_flash.flash_attention_with_kvcache(x, cache, cache, cache_seqlens=ms.Tensor([8], ms.int32), backend="ascend")
+
+
 def test_second_order_is_an_error():
     x = tensor(np.random.default_rng(6), 1, 1, 8, 16)
     inner = ms.grad(lambda x: ms_flash.flash_attention(x, x, x, backend="ascend").astype(ms.float32).sum())

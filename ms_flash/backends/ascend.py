@@ -104,8 +104,11 @@ class AscendBackend(Backend):
                 (q_heads + 2 * k_heads if spec.packed else q_heads) if joined else 1, k_heads if joined else 1,
                 q_heads if joined else 1)
 
+    def attribute(self, spec):
+        return spec.render()
+
     def primitive(self, op, spec, bprop):
-        results = _results(op, _padded(spec))
+        results = _merged(spec) if op == "MsFlashMerge" else _results(op, _padded(spec))
         shapes, dtypes = tuple(s for s, _ in results), tuple(getattr(mindspore, d) for _, d in results)
         if len(results) == 1:
             shapes, dtypes = shapes[0], dtypes[0]
@@ -116,6 +119,8 @@ class AscendBackend(Backend):
         return _InGraph(api_name(op), out_shape, out_dtype, "aot", bprop, registration(op))
 
     def _gradient(self, op, spec):
+        if op == "MsFlashMerge":
+            return no_merge_gradient
         if op != "MsFlashFwd":
             return no_second_order
         return make_bprop(self.backward(spec), self.bias_grad(spec) if spec.has("bias") else None,
@@ -153,6 +158,12 @@ def _results(op, spec):
         tuple(given["sinks"] or Arg((1,), "float32"))]
 
 
+def _merged(spec):
+    """The same of the merge."""
+    outs, lses = spec.inputs
+    return [(outs.shape[1:], spec.dtype), (lses.shape[1:], "float32")]
+
+
 def make_bprop(backward, bias_grad, attribute, packed, has_sinks):
     """As in base.py, for ops that take their attribute as the last argument."""
 
@@ -178,3 +189,8 @@ def no_second_order(query, key, value, attn_mask, bias, alibi_slopes, sinks, see
                     row_sum, dout, dlse, spec, grads, dgrads):
     """Stands where the gradient of the gradient would be."""
     raise RuntimeError("For 'flash_attention', second order and forward-mode gradients are not supported.")
+
+
+def no_merge_gradient(outs, lses, spec, merged, dmerged):
+    """The same for the merge."""
+    raise RuntimeError("For 'merge_attention', gradients are not supported.")

@@ -35,14 +35,17 @@ def dtype_rows(op: str) -> list[tuple[str, ...]]:
     OpDef lists them."""
     sets, rows = op_table.table()["dtypes"], []
     data = op_table.table()["backends"]["ascend"]["dtypes"]
+    inputs, outputs = op_table.slots(op)
+    varying = lambda name, among: among if name in inputs else (None,)
     # query varies fastest, then mask, bias and sinks: the bits of the number of a combination
-    for sinks, bias, mask, query in itertools.product(sets["bias"], sets["bias"], sets["mask"], data):
+    for sinks, bias, mask, query in itertools.product(varying("sinks", sets["bias"]), varying("bias", sets["bias"]),
+                                                      varying("attn_mask", sets["mask"]), data):
         of = {"data": query, "mask": mask, "float": "float32", "int64": "int64", "keep": "uint8", "lengths": "int64"}
         row = {e["name"]: of.get(e["dtypes"]) for e in entries(op)}
         row.update(bias=query if bias == "query" else bias, sinks=query if sinks == "query" else sinks)
-        inputs, outputs = op_table.slots(op)
+        result = lambda name: row[_GRADIENTS[name]] if name in _GRADIENTS else query    # noqa: B023 used at once
         rows.append((*(row[name] for name in inputs),
-                     *("float32" if name in _STATISTICS else row[_GRADIENTS.get(name, "query")] for name in outputs)))
+                     *("float32" if name in _STATISTICS else result(name) for name in outputs)))
     return rows
 
 

@@ -86,6 +86,10 @@ class Backend(abc.ABC):
         """Constants that a call needs beside the inputs; ``None``: the inputs are all that the primitive takes."""
         return None
 
+    def attribute(self, spec: MergeSpec):
+        """The attribute as the last argument of the merge; ``None``: the primitive has it already."""
+        return None
+
     def forward(self, spec: AttentionSpec):
         """Primitive: inputs -> (out, lse, row_max, row_sum), with its gradient."""
         return self._cached("MsFlashFwd", spec)

@@ -14,6 +14,7 @@ from ascendc import registration
 
 from ms_flash import op_table
 from ms_flash.backends import ascend as backend
+from ms_flash.kvcache_spec import MergeSpec
 from ms_flash.spec import OPTIONS, SLOTS, Arg, AttentionSpec
 
 RESERVED = 16 << 20
@@ -51,6 +52,10 @@ MUTANTS = {
                       "does not register its tiling struct with room"),
     "build": ("CMakeLists.txt", "MsFlashFwd MsFlashBwd MsFlashBiasGrad", "MsFlashFwd MsFlashBwd",
               "CMakeLists.txt builds"),
+    "merge dtype": ("op_host/cann/ms_flash_merge.cpp", '"lses", ops::REQUIRED, Kind::f32',
+                    '"lses", ops::REQUIRED, Kind::data', "the dtypes of 'lses' are"),
+    "merge combinations": ("op_host/cann/ms_flash_merge.cpp", '"outs", ops::REQUIRED, Kind::data, msf::kOutputsAlone',
+                           '"outs", ops::REQUIRED, Kind::data', "the dtypes of 'outs' are"),
 }
 
 
@@ -183,6 +188,33 @@ def fnv(data):
     for byte in data:
         value = (value ^ byte) * 16777619 & 0xFFFFFFFF
     return value
+
+
+@pytest.mark.parametrize("layout", ["BNSD", "BSND"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_merge_is_inferred_and_tiled(layout, dtype):
+    library, op, shape = registration.build(), b"MsFlashMerge", (3, 2, 5, 70, 40)
+    capacity = library.msf_capacity(op)
+    assert library.msf_begin(op, f"layout={layout}".encode(), ctypes.c_int64(capacity)) == 0
+    heads, rows = (5, 70) if layout == "BNSD" else (70, 5)
+    for slot, (dims, code) in enumerate([(shape, _CODES[dtype]), ((3, 2, heads, rows), _CODES["float32"])]):
+        library.msf_input(slot, len(dims), (ctypes.c_int64 * 8)(*dims), code, None)
+    assert library.msf_infer(op) == 0
+    results = []
+    for i in range(2):
+        dims = (ctypes.c_int64 * 8)()
+        rank = library.msf_output(i, dims)
+        results.append((tuple(dims[:rank]), registration.DTYPES[library.msf_output_dtype(i)]))
+    outs, lses = Arg(shape, dtype), Arg((3, 2, heads, rows), "float32")
+    assert results == backend._merged(MergeSpec.parse("test", (outs, lses), layout))
+    assert library.msf_tile(op) == 0
+    data = (ctypes.c_uint8 * (capacity - 8))()
+    assert library.msf_tiling(data, ctypes.c_int64(capacity)) == capacity - 8
+    numbers = np.frombuffer(bytes(data), np.int64)
+    assert tuple(numbers[:6]) == (3, 2, heads, rows, 2 * 5 * 70 * 40, 2 * 5 * 70)
+    cores = 40      # vector cores
+    assert tuple(np.frombuffer(bytes(data), np.int32)[-4:-1]) == (40, dtype == "bfloat16", cores)
+    assert library.msf_workspace() == RESERVED and library.msf_block_dim() == cores
 
 
 @pytest.mark.parametrize("d", [64, 128, 256])

@@ -39,10 +39,14 @@ inline DType to_dtype(ge::DataType dtype) {
 }
 
 template <class Context>
-Spec spec_of(const Context* context) {
+const char* text_of(const Context* context) {
   const char* text = context->GetAttrs()->GetStr(0);
   if (!text) reject("the attribute 'spec' is missing.");
-  return Spec(text);
+  return text;
+}
+template <class Context>
+Spec spec_of(const Context* context) {
+  return Spec(text_of(context));
 }
 
 // Errors of the host side end here: CANN knows only success and failure, so the reason goes to stderr.

@@ -1,8 +1,17 @@
 // Shapes and dtypes of the results. Shapes come from cpu/call.cpp, as for every other backend.
 #pragma once
 #include "ascendc/op_host/cann/context.h"
+#include "cpu/merge.h"
 
 namespace msf {
+
+inline void set_shapes(gert::InferShapeContext* context, const std::vector<std::vector<int64_t>>& results) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    gert::Shape* result = context->GetOutputShape(i);
+    result->SetDimNum(results[i].size());
+    for (size_t d = 0; d < results[i].size(); ++d) result->SetDim(d, results[i][d]);
+  }
+}
 
 // OP: of cpu/call.h. Absent inputs are left out, as infer_shapes wants it.
 template <Op OP>
@@ -17,13 +26,22 @@ ge::graphStatus infer_shape(gert::InferShapeContext* context) {
       if (!shape) reject("input ", slot, " is absent, but the attribute 'present' says otherwise.");
       shapes.push_back(to_vector(*shape));
     }
-    const std::vector<std::vector<int64_t>> results = infer_shapes(OP, spec, shapes);
-    for (size_t i = 0; i < results.size(); ++i) {
-      gert::Shape* result = context->GetOutputShape(i);
-      result->SetDimNum(results[i].size());
-      for (size_t d = 0; d < results[i].size(); ++d) result->SetDim(d, results[i][d]);
-    }
+    set_shapes(context, infer_shapes(OP, spec, shapes));
   });
+}
+
+inline ge::graphStatus infer_merge_shape(gert::InferShapeContext* context) {
+  return guarded("InferShape", [&] {
+    set_shapes(context, infer_shapes(MergeOp::forward, MergeSpec(text_of(context)),
+                                     {to_vector(*context->GetRequiredInputShape(0)),
+                                      to_vector(*context->GetRequiredInputShape(1))}));
+  });
+}
+
+inline ge::graphStatus infer_merge_dtype(gert::InferDataTypeContext* context) {
+  context->SetOutputDataType(0, context->GetRequiredInputDataType(0));
+  context->SetOutputDataType(1, ge::DT_FLOAT);
+  return ge::GRAPH_SUCCESS;
 }
 
 inline ge::graphStatus infer_forward_dtype(gert::InferDataTypeContext* context) {

@@ -9,10 +9,12 @@ namespace msf {
 // How the dtype of a parameter may vary (the dtype sets of ops.yaml).
 enum class Kind { data, mask, bias, sinks, f32, u8, i64 };
 
-// One entry per combination of dtypes: query, mask, bias and sinks vary independently of each other.
-inline std::vector<ge::DataType> dtypes(Kind kind) {
+// One entry per combination of dtypes: of attention, query, mask, bias and sinks vary independently of each other; of
+// the merge there are outputs alone.
+constexpr int kAttention = 16, kOutputsAlone = 2;
+inline std::vector<ge::DataType> dtypes(Kind kind, int combinations) {
   std::vector<ge::DataType> column;
-  for (int combination = 0; combination < 16; ++combination) {
+  for (int combination = 0; combination < combinations; ++combination) {
     const ge::DataType data = combination & 1 ? ge::DT_BF16 : ge::DT_FLOAT16;
     switch (kind) {
       case Kind::data:
@@ -41,27 +43,30 @@ inline std::vector<ge::DataType> dtypes(Kind kind) {
   return column;
 }
 
-inline ops::OpParamDef& declare(ops::OpParamDef& parameter, ops::Option need, Kind kind) {
-  const std::vector<ge::DataType> column = dtypes(kind);
+inline ops::OpParamDef& declare(ops::OpParamDef& parameter, ops::Option need, Kind kind,
+                                int combinations = kAttention) {
+  const std::vector<ge::DataType> column = dtypes(kind, combinations);
   return parameter.ParamType(need).DataType(column).Format(std::vector<ge::Format>(column.size(), ge::FORMAT_ND));
 }
 
 // The kernels do not look at the dtypes of mask, bias and sinks before they run: one binary per dtype of the query.
-inline std::vector<ge::DataType> binary_dtypes(Kind kind) {
-  std::vector<ge::DataType> column = dtypes(kind);
+inline std::vector<ge::DataType> binary_dtypes(Kind kind, int combinations) {
+  std::vector<ge::DataType> column = dtypes(kind, combinations);
   for (size_t i = 2; i < column.size(); ++i) column[i] = column[i % 2];
   return column;
 }
 
-inline void input(ops::OpDef* op, const char* name, ops::Option need, Kind kind) {
-  declare(op->Input(name), need, kind).DataTypeForBinQuery(binary_dtypes(kind)).AutoContiguous();
+inline void input(ops::OpDef* op, const char* name, ops::Option need, Kind kind, int combinations = kAttention) {
+  declare(op->Input(name), need, kind, combinations)
+      .DataTypeForBinQuery(binary_dtypes(kind, combinations))
+      .AutoContiguous();
 }
 // Read by the host: the aclnn call takes an aclIntArray.
 inline void host_input(ops::OpDef* op, const char* name) {
   declare(op->Input(name), ops::OPTIONAL, Kind::i64).ValueDepend(ops::OPTIONAL);
 }
-inline void output(ops::OpDef* op, const char* name, Kind kind) {
-  declare(op->Output(name), ops::REQUIRED, kind).DataTypeForBinQuery(binary_dtypes(kind));
+inline void output(ops::OpDef* op, const char* name, Kind kind, int combinations = kAttention) {
+  declare(op->Output(name), ops::REQUIRED, kind, combinations).DataTypeForBinQuery(binary_dtypes(kind, combinations));
 }
 
 // The inputs that every attention op starts with (ops.yaml: inputs).

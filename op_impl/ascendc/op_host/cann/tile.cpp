@@ -6,6 +6,7 @@
 #include "ascendc/op_host/presets.h"
 #include "ascendc/op_host/tiling.h"
 #include "cpu/kernels.h"
+#include "cpu/merge.h"
 #include "tiling/platform/platform_ascendc.h"
 
 namespace msf {
@@ -17,6 +18,7 @@ struct Planning {
   Soc soc;
   std::vector<uint8_t> bytes;
   int64_t workspace = 0;
+  int32_t blocks = 0;  // of the launch: cube cores, of a kernel on vector cores alone these
 };
 thread_local Planning* planning = nullptr;
 
@@ -24,10 +26,18 @@ template <class Plan>
 void keep(const Plan& plan) {
   planning->bytes = plan.bytes();
   planning->workspace = plan.workspace();
+  planning->blocks = planning->soc.cores;
 }
 void forward(const Problem& p) { keep(plan_forward(p, planning->soc, choose_tiling(p, planning->soc, false))); }
 void backward(const Problem& p) { keep(plan_backward(p, planning->soc, choose_tiling(p, planning->soc, true))); }
 void bias_grad(const Problem& p) { keep(plan_bias_grad(p, planning->soc, choose_tiling(p, planning->soc, true))); }
+
+void merge(const Merge& m) {
+  const MergeTiling t = plan_merge(m, planning->soc);
+  planning->bytes.resize(sizeof t);
+  std::memcpy(planning->bytes.data(), &t, sizeof t);
+  planning->blocks = t.cores;
+}
 
 Soc soc_of(const platform_ascendc::PlatformAscendC& platform) {
   using platform_ascendc::CoreMemType;
@@ -57,50 +67,69 @@ Array array_of(gert::TilingContext* context, int slot) {
   return array;
 }
 
+// Results, as far as a Problem is concerned.
+void add_outputs(gert::TilingContext* context, size_t count, std::vector<Array>* arrays) {
+  for (size_t i = 0; i < count; ++i)
+    arrays->push_back({nullptr, to_vector(context->GetOutputShape(i)->GetStorageShape()),
+                       to_dtype(context->GetOutputDesc(i)->GetDataType())});
+}
+
+// Runs `call`, which ends in one of the functions above, and hands what it planned over to CANN.
+template <class F>
+void plan_launch(gert::TilingContext* context, F call) {
+  const platform_ascendc::PlatformAscendC platform(context->GetPlatformInfo());
+  Planning plan{soc_of(platform), {}, 0, 0};
+  planning = &plan;
+  try {
+    call();
+  } catch (...) {
+    planning = nullptr;
+    throw;
+  }
+  planning = nullptr;
+
+  gert::TilingData* tiling = context->GetRawTilingData();
+  if (plan.bytes.size() > tiling->GetCapacity())
+    reject("the table of work takes ", plan.bytes.size(), " bytes, but the tiling buffer holds ", tiling->GetCapacity(),
+           ". Hint: a larger block_m, or fewer sequences in a call.");
+  std::memcpy(tiling->GetData(), plan.bytes.data(), plan.bytes.size());
+  tiling->SetDataSize(plan.bytes.size());
+  context->SetBlockDim(uint32_t(plan.blocks));
+  context->SetTilingKey(0);
+  context->GetWorkspaceSizes(1)[0] = size_t(plan.workspace) + platform.GetLibApiWorkSpaceSize();
+}
+
 template <Op OP>
 ge::graphStatus tile(gert::TilingContext* context) {
   return guarded(context->GetNodeName(), [&] {
-    const platform_ascendc::PlatformAscendC platform(context->GetPlatformInfo());
     const Spec spec = spec_of(context);
-    Planning plan{soc_of(platform), {}, 0};
     const int inputs = OP == Op::forward ? int(kForwardInputs) : int(kBackwardInputs);
     std::vector<Array> arrays;
     for (int slot = 0; slot < inputs; ++slot)
       arrays.push_back(spec.has(slot) ? array_of(context, slot) : Array{nullptr, {}, DType::none});
-    const size_t outputs = OP == Op::bias_grad ? 1 : 4;
-    for (size_t i = 0; i < outputs; ++i)
-      arrays.push_back({nullptr, to_vector(context->GetOutputShape(i)->GetStorageShape()),
-                        to_dtype(context->GetOutputDesc(i)->GetDataType())});
-    planning = &plan;
-    try {
-      run(OP, spec, arrays);
-    } catch (...) {
-      planning = nullptr;
-      throw;
-    }
-    planning = nullptr;
-
-    gert::TilingData* tiling = context->GetRawTilingData();
-    if (plan.bytes.size() > tiling->GetCapacity())
-      reject("the table of work takes ", plan.bytes.size(), " bytes, but the tiling buffer holds ",
-             tiling->GetCapacity(), ". Hint: a larger block_m, or fewer sequences in a call.");
-    std::memcpy(tiling->GetData(), plan.bytes.data(), plan.bytes.size());
-    tiling->SetDataSize(plan.bytes.size());
-    context->SetBlockDim(uint32_t(plan.soc.cores));
-    context->SetTilingKey(0);
-    context->GetWorkspaceSizes(1)[0] = size_t(plan.workspace) + platform.GetLibApiWorkSpaceSize();
+    add_outputs(context, OP == Op::bias_grad ? 1 : 4, &arrays);
+    plan_launch(context, [&] { run(OP, spec, arrays); });
   });
 }
 
 }  // namespace
 
 const Kernels* selected_kernels() {
-  static const Kernels table{"ascend", 0, forward, backward, bias_grad, {}, {}, {}, {}, {}};
+  static const Kernels table{"ascend", 0, forward, backward, bias_grad, {}, {}, {}, {}, merge};
   return &table;
 }
 
 ge::graphStatus tile_forward(gert::TilingContext* context) { return tile<Op::forward>(context); }
 ge::graphStatus tile_backward(gert::TilingContext* context) { return tile<Op::backward>(context); }
 ge::graphStatus tile_bias_grad(gert::TilingContext* context) { return tile<Op::bias_grad>(context); }
+
+ge::graphStatus tile_merge(gert::TilingContext* context) {
+  return guarded(context->GetNodeName(), [&] {
+    const MergeSpec spec(text_of(context));
+    std::vector<Array> arrays{array_of(context, 0), array_of(context, 1)};
+    add_outputs(context, 2, &arrays);
+    plan_launch(context, [&] { run(MergeOp::forward, spec, arrays); });
+  });
+}
 
 }  // namespace msf

@@ -7,5 +7,6 @@ namespace msf {
 ge::graphStatus tile_forward(gert::TilingContext* context);
 ge::graphStatus tile_backward(gert::TilingContext* context);
 ge::graphStatus tile_bias_grad(gert::TilingContext* context);
+ge::graphStatus tile_merge(gert::TilingContext* context);
 
 }  // namespace msf
