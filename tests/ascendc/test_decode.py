@@ -227,7 +227,8 @@ def test_merge_against_the_reference(layout, dtype):
         parts, batch, heads = (int(rng.integers(1, n)) for n in (7, 4, 5))
         rows, dv = int(rng.choice([1, 2, 9, 64, 70, 150])), int(rng.choice([1, 5, 16, 33, 64, 128, 256]))
         outs = rng.standard_normal((parts, batch, heads, rows, dv)).astype(native.DTYPES[dtype])
-        lses = (rng.standard_normal((parts, batch, heads, rows)) * rng.choice([1, 30])).astype(np.float32)
+        lses = rng.standard_normal((parts, batch, heads, rows)) * rng.choice([1, 30]) - rng.choice([0, 200])
+        lses = lses.astype(np.float32)
         gone = rng.random(lses.shape) < 0.3
         lses[gone] = -np.inf
         outs[gone] = np.nan

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mutate
 import mutation
 import pytest
 
@@ -66,6 +67,14 @@ def test_a_kernel_without_edits_is_unchanged(tmp_path):
     sync, further = mutation.rewrite(tmp_path, tmp_path / "out")
     assert not sync and not further
     assert (tmp_path / "out" / "plain.h").read_text().endswith("inline int twice(int x) { return 2 * x; }\n")
+
+
+def test_every_reason_is_for_a_place_that_is_there(tmp_path):
+    sync, further = mutation.rewrite(mutate.ascend.KERNELS, tmp_path)
+    given = {reason for reason in map(mutate.reason_for, sync + further) if reason}
+    assert given == {*mutate.REASONS.values(), *mutate.LONG.values()}
+    places = {f"{m.file}: {m.function}: {m.text}" for m in sync + further}
+    assert set(mutate.REASONS) <= places
 
 
 @pytest.mark.slow

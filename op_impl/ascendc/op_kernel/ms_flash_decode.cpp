@@ -14,9 +14,8 @@ __aicore__ inline void Decode(const DecodeTiling& t, Address tiling, const Input
   if (t.f.a.new_len) {
     if ASCEND_IS_AIV {
       CacheAppend<T>(t.f.a, in, t.f.cores * AscendC::GetSubBlockNum()).Run(k, t.new_k, v, t.new_v);
-      AscendC::PipeBarrier<PIPE_ALL>();  // what follows lays out UB anew
     }
-    AscendC::SyncAll<false>();
+    AscendC::SyncAll<false>();  // begins with a barrier on all pipes: what follows lays out UB anew
   }
   const KeysValues kv = Guard<T>(t.f.a, t.f.ws.guard, in, workspace, t.f.cores).Choose();
   if ASCEND_IS_AIC {

@@ -105,10 +105,10 @@ class MergeParts {
     const LocalTensor<T> narrow = rows_.WaitEmpty<T>();
     CopyIn(narrow, Global<T>(outs_, part * t_.part_elements + b * x.b + h * x.h + row * x.s), x.s, n, t_.dv, width_);
     rows_.SignalFull();
+    AscendC::Cast(wide, narrow, AscendC::RoundMode::CAST_NONE, uint32_t(elements));
     const LocalTensor<float> lse = FetchLse(part, at, n);
     AscendC::Sub(weight, lse, top, n);
     Spread(spread_lse, lse, padded);
-    AscendC::Cast(wide, narrow, AscendC::RoundMode::CAST_NONE, uint32_t(elements));
     AscendC::Duplicate(of_row, 0.0f, elements);
     AscendC::PipeBarrier<PIPE_V>();
     rows_.SignalEmpty();
