@@ -275,7 +275,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the certificate; 1 if it does not hold."""
-    net, inputs = target.load(args.target)
+    net, inputs = target.load("verify", args.target)
     certificate = _certify(net, inputs, target.options(args))
     print(certificate.to_json() if args.json else certificate)
     return 0 if certificate.passed else 1

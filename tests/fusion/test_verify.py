@@ -139,6 +139,29 @@ def attention():
 
 def nothing():
     return build()
+
+
+def three():
+    return build(), 1, 2
+
+
+def needs(size):
+    return build(), size
+
+
+def raises():
+    raise KeyError("weights")
+
+
+def arrays():
+    return build(), [x.asnumpy() for x in batch(np.random.default_rng(5))]
+
+
+def number():
+    return 5, ()
+
+
+net = build()
 """
 
 
@@ -157,12 +180,24 @@ def test_commands(factory, capsys):
 
 @pytest.mark.parametrize(("target", "text"), [
     ("user_model.py", "must be MODULE:FACTORY or FILE.py:FACTORY"), ("no_such.py:f", "there is no file no_such.py"),
-    ("no_such_module:f", "No module named 'no_such_module'"), ("{factory}:missing", "there is no function 'missing'"),
-    ("{factory}:nothing", "must return (net, inputs), but got Loss")])
-def test_commands_say_what_is_wrong_with_the_target(target, text, factory):
+    ("no_such_module:f", "ModuleNotFoundError: No module named 'no_such_module'"),
+    ("{factory}:missing", "there is no function 'missing'"),
+    ("{factory}:nothing", "must return (net, inputs), but got Loss"), ("{factory}:net", "there is no function 'net'"),
+    ("{factory}:three", "must return (net, inputs), but got 3 values"),
+    ("{factory}:needs", ":needs, called without arguments, failed: TypeError: needs() missing 1 required positional"),
+    ("{factory}:raises", "failed: KeyError: 'weights' (user_model.py:23)"),
+    ("{factory}:arrays", "For '{command}', the type of input 0 must be Tensor or a number, but got ndarray"),
+    ("{factory}:number", "For '{command}', the type of 'net' must be Cell, but got int"),
+    ("{folder}/broken.py:f", "broken.py cannot be imported: SyntaxError: invalid syntax (broken.py:2)"),
+    ("{folder}/lacks.py:f", "ModuleNotFoundError: No module named 'no_such_module' (lacks.py:1)")])
+@pytest.mark.parametrize("command", ["explain", "verify"])
+def test_commands_say_what_is_wrong_with_the_target(command, target, text, factory, tmp_path):
+    (tmp_path / "broken.py").write_text("def g():\n    return +\n")
+    (tmp_path / "lacks.py").write_text("import no_such_module\n")
     with pytest.raises(SystemExit) as stopped:
-        main(["explain", target.format(factory=factory)])
-    assert text in str(stopped.value)
+        main([command, target.format(factory=factory, folder=tmp_path)])
+    assert text.format(command=command) in str(stopped.value)
+    assert "\n" not in str(stopped.value)
 
 
 def test_the_report_of_many_graphs(rng):
