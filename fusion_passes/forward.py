@@ -109,6 +109,9 @@ class ForwardGrammar:
                     todo.append(user)
                 elif kind == "other":
                     others.append(user)
+        if len(outputs) > 1 and found.softmax.shape[-2:] == (1, 1):
+            # Transposed weights are the weights: the gradient of the values looks like the output, but has no line.
+            outputs = [output for output in outputs if output[1].node.line] or outputs
         if len(outputs) > 1:
             raise used("probs_used", outputs[1][1].node)
         if outputs:
