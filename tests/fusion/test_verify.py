@@ -109,6 +109,30 @@ class Classes(nn.Cell):
         return self.loss(out.reshape(-1, out.shape[-1]), labels.reshape(-1))
 
 
+class Named(nn.Cell):
+    """A net that returns a dict: the loss, and what the attention gives."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def construct(self, x):
+        out = self.attention(x)
+        return {"loss": (out * out).mean(), "out": out}
+
+
+def test_values_in_a_dict_are_compared(rng):
+    certificate = ms_flash.verify(Named(build().attention), batch(rng)[0])
+    assert certificate.passed and certificate.reference == ""
+    assert [row.name for row in certificate.rows[:3]] == ["loss", "output 1", "input 0"]
+
+
+def test_verify_says_that_the_net_itself_gives_nan(rng):
+    net, (x, y) = build(), batch(rng)
+    certificate = ms_flash.verify(net, x, y / 0.0)
+    assert not certificate.passed and "As written, the net gives inf or NaN" in str(certificate)
+
+
 def test_cross_entropy_has_a_float64_reference_too(rng):
     net, (x, _) = Classes(build().attention), batch(rng)
     labels = rng.integers(0, x.shape[-1], x.shape[:2])
