@@ -30,6 +30,11 @@ class Forward:
     before: dict = field(default_factory=dict)      # what the weights were before each node they go through
 
     @property
+    def drops(self) -> bool:
+        """Whether weights are dropped: a dropout of rate 0 is there, and drops none."""
+        return self.keep_prob != 1
+
+    @property
     def query(self):
         """(batch..., queries, head_dim)."""
         return self.scores.product.left

@@ -165,8 +165,8 @@ def _certify(net, inputs, options):
         with session.fusion(**options) as ran:
             fused = _run(step, inputs)
     if not all(np.isfinite(value).all() for value in unfused):
-        notes.append("As written, the net gives inf or NaN here, which nothing can be compared with: verify it on other "
-                     "inputs, such as without a row that is masked out altogether.")
+        notes.append("As written, the net gives inf or NaN here, which nothing can be compared with: verify it on "
+                     "other inputs, such as without a row that is masked out altogether.")
     if random:
         notes.append(f"In that run {len(ran.fused)} of {len(ran.sites)} sites were fused.")
     names = ["loss" if i == 0 else f"output {i}" for i in range(len(unfused) - len(names))] + names
