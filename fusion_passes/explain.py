@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; 1 if nothing is fused."""
-    net, inputs = target.load(args.target)
+    net, inputs = target.load("explain", args.target)
     options = target.options(args)
     report = compiled(net, inputs, train=not args.inference, **options)
     print(report.to_json() if args.json else report)

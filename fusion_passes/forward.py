@@ -30,6 +30,11 @@ class Forward:
     before: dict = field(default_factory=dict)      # what the weights were before each node they go through
 
     @property
+    def drops(self) -> bool:
+        """Whether weights are dropped: a dropout of rate 0 is there, and drops none."""
+        return self.keep_prob != 1
+
+    @property
     def query(self):
         """(batch..., queries, head_dim)."""
         return self.scores.product.left
@@ -109,6 +114,9 @@ class ForwardGrammar:
                     todo.append(user)
                 elif kind == "other":
                     others.append(user)
+        if len(outputs) > 1 and found.softmax.shape[-2:] == (1, 1):
+            # Transposed weights are the weights: the gradient of the values looks like the output, but has no line.
+            outputs = [output for output in outputs if output[1].node.line] or outputs
         if len(outputs) > 1:
             raise used("probs_used", outputs[1][1].node)
         if outputs:

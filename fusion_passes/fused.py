@@ -390,7 +390,7 @@ class Fused:
         return Ref({"tensor": {"dtype": dtype, "shape": [], "values": [value]}}, (), dtype)
 
     def _seed(self):
-        if self.forward.dropout is None:
+        if not self.forward.drops:
             return None
         twin = self.graph.copies[self.forward.dropout]      # the same dropout, computed again for the backward
         self.seed = self.options["seeds"].get(twin) or self.options["seed"](self.emit)

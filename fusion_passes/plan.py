@@ -134,7 +134,7 @@ class Planner:
     def _fuse(self, softmax, match, site):
         forward, backward, masking = match.forward, match.backward, match.masking
         best, narrow = self._widened(self._built(forward, backward, masking, softmax))
-        if forward.dropout is not None:
+        if forward.drops:
             self.options["seeds"].setdefault(self.graph.copies[forward.dropout], best.seed)
         self.plan["new"] += best.emit.finish()
         self.plan["replace"] += best.replace
@@ -177,7 +177,7 @@ class Planner:
         dtypes = {node.dtype for node in operands}
         if len(dtypes) != 1 or not dtypes <= set(FLOATS):
             raise Refusal("dtype", dtypes=" and ".join(sorted(map(str, dtypes))))
-        if forward.dropout is not None and not self.options["dropout"]:
+        if forward.drops and not self.options["dropout"]:
             raise Refusal("dropout_off")
         q, k, v = forward.query.shape, forward.key.shape, forward.value.shape
         if q[:-2] != v[:-2] and build.math.prod(q[:-2]) != build.math.prod(v[:-2]):

@@ -24,11 +24,13 @@ class Report:
     Attributes:
         graphs (list): One GraphReport per compiled graph that holds a softmax.
         compiled (int): How many graphs were compiled, those without a softmax included.
+        failed (list): For each graph on which fusion itself failed, and which runs as written, the error.
     """
 
     def __init__(self):
         self.graphs: list[GraphReport] = []
         self.compiled = 0
+        self.failed: list[str] = []
 
     @property
     def sites(self) -> list[dict]:
@@ -50,15 +52,16 @@ class Report:
         graphs = [{"graph": g.name, "nodes": g.nodes, "seconds": round(g.seconds, 4), "sites": g.sites}
                   for g in self.graphs]
         return json.dumps({"compiled": self.compiled, "fused": len(self.fused), "sites": len(self.sites),
-                           "graphs": graphs}, indent=indent)
+                           "failed": self.failed, "graphs": graphs}, indent=indent)
 
     def _summary(self):
         if not self.compiled:
             return "no graph was compiled"
         graphs = "1 graph" if self.compiled == 1 else f"{self.compiled} graphs"
+        failed = f"; fusion failed: {'; '.join(self.failed)}" if self.failed else ""
         if not self.sites:
-            return f"no softmax in {graphs}"
-        return f"{len(self.fused)} of {len(self.sites)} attention sites fused in {graphs}"
+            return ("nothing fused" if failed else "no softmax") + f" in {graphs}{failed}"
+        return f"{len(self.fused)} of {len(self.sites)} attention sites fused in {graphs}{failed}"
 
     def __repr__(self):
         return f"<Report: {self._summary()}>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import sys
 import time
 import warnings
 from dataclasses import dataclass
@@ -288,6 +289,8 @@ def _plan(graph, apply):
     """What the bridge calls for every graph."""
     from . import plan  # the matcher is not needed before
 
+    if _exporting():
+        return
     options, report = _state.current
     report.compiled += graph["root"]    # the others are its branches and loop bodies
     start = time.thread_time()  # of the processor: what compilation takes longer by, on a busy machine too
@@ -297,8 +300,14 @@ def _plan(graph, apply):
         primitives.append(primitive)
         return len(primitives) - 1
 
-    made, sites = plan.plan_graph(graph, {"level": options.level, "dropout": options.dropout,
-                                          "memory": options.memory, "handle": handle})
+    try:
+        made, sites = plan.plan_graph(graph, {"level": options.level, "dropout": options.dropout,
+                                              "memory": options.memory, "handle": handle})
+    except Exception as error:
+        report.failed.append(f"{type(error).__name__}: {error}")
+        if options.strict:
+            raise bridge.StopCompilation(f"For 'fuse', fusion failed: {report.failed[-1]}") from error
+        raise
     refused = None
     if made["replace"]:
         try:
@@ -321,6 +330,16 @@ def _plan(graph, apply):
     _state.sites += sites
     if options.strict and graph["last"] and _state.sites and not any(site["fused"] for site in _state.sites):
         raise bridge.StopCompilation(f"For 'fuse', nothing was fused: {_reasons(_state.sites)}")
+
+
+def _exporting():
+    """Whether MindSpore compiles what it writes to a file. That stays as written: it is read where ms_flash is not."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "compile" and frame.f_globals.get("__name__") == graph_api.__name__:
+            return str(frame.f_locals.get("phase")).startswith("export")
+        frame = frame.f_back
+    return False
 
 
 def _reasons(sites):

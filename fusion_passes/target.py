@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 
+from mindspore import nn
+
+from . import steps
 from .session import LEVELS, MEMORY
 
 
@@ -26,8 +30,8 @@ def options(args) -> dict:
     return {"level": args.level, "dropout": not args.no_dropout, "memory": args.memory}
 
 
-def load(text: str):
-    """The net and its inputs.
+def load(func: str, text: str):
+    """The net and its inputs, for the command `func`.
 
     Raises:
         SystemExit: With what is wrong, for the command line.
@@ -35,24 +39,40 @@ def load(text: str):
     name, colon, factory = text.rpartition(":")
     if not colon or not name or not factory:
         raise SystemExit(f"ms-flash: the target must be MODULE:FACTORY or FILE.py:FACTORY, but got {text!r}")
-    module = _module(name)
+    module = _tried(lambda: _module(name), f"{name} cannot be imported")
     function = getattr(module, factory, None)
-    if not callable(function):
+    if not callable(function) or isinstance(function, nn.Cell):
         raise SystemExit(f"ms-flash: there is no function {factory!r} in {name}")
-    made = function()
+    made = _tried(function, f"{text}, called without arguments, failed")
     if not isinstance(made, tuple) or len(made) != 2:
-        raise SystemExit(f"ms-flash: {text} must return (net, inputs), but got {type(made).__name__}")
+        kind = f"{len(made)} values" if isinstance(made, tuple) else type(made).__name__
+        raise SystemExit(f"ms-flash: {text} must return (net, inputs), but got {kind}")
     net, inputs = made
-    return net, tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    try:
+        steps.checked(func, net, inputs)
+    except TypeError as error:
+        raise SystemExit(f"ms-flash: {text} returns a wrong value. {error}") from error
+    return net, inputs
+
+
+def _tried(call, failed):
+    """What `call` returns; where the user's code raises, its message and where that was."""
+    try:
+        return call()
+    except Exception as error:
+        text, places = str(error), [frame[:2] for frame in traceback.extract_tb(error.__traceback__)
+                                    if frame[0] not in (__file__, importlib.__file__) and frame[0][0] != "<"]
+        if isinstance(error, SyntaxError):
+            text, places = error.msg, [(error.filename, error.lineno)]
+        place = f" ({Path(places[-1][0]).name}:{places[-1][1]})" if places else ""
+        raise SystemExit(f"ms-flash: {failed}: {type(error).__name__}: {text.strip()}{place}") from error
 
 
 def _module(name):
     if not name.endswith(".py"):
         sys.path.insert(0, "")
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            raise SystemExit(f"ms-flash: {error}") from error
+        return importlib.import_module(name)
     file = Path(name).resolve()
     if not file.exists():
         raise SystemExit(f"ms-flash: there is no file {name}")

@@ -35,8 +35,8 @@ def copy_of(net):
 
 def is_wide(value):
     """Whether no Tensor in `value` is of a smaller floating dtype."""
-    if isinstance(value, (tuple, list)):
-        return all(is_wide(item) for item in value)
+    if isinstance(value, (tuple, list, dict)):
+        return all(is_wide(item) for item in (value.values() if isinstance(value, dict) else value))
     return not isinstance(value, Tensor) or value.dtype == ms.float64 or value.dtype not in steps.FLOATS
 
 

@@ -67,4 +67,22 @@ class DroppedByMint(Dropped):
         return self.o(self.merge(mint.bmm(weights, v).reshape(BATCH, HEADS, LENGTH, DIM)))
 
 
+class RateZero(Projections):
+    """A dropout that drops nothing: ops.dropout, mint's and the primitive put it into the graph all the same."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.primitive = kind, ops.Dropout(keep_prob=1.0)
+
+    def construct(self, x, context, pad):
+        weights = ops.softmax(ops.matmul(self.split(self.q(x)), self.split(self.k(x)).swapaxes(-1, -2)) * 0.3, axis=-1)
+        if self.kind == "ops":
+            weights = ops.dropout(weights, p=0.0, training=self.training)
+        elif self.kind == "mint":
+            weights = mint.nn.functional.dropout(weights, p=0.0, training=self.training)
+        else:
+            weights, _ = self.primitive(weights)
+        return self.o(self.merge(ops.matmul(weights, self.split(self.v(x)))))
+
+
 DROPOUTS = [Dropped, DroppedByFunction, DroppedByPrimitive, DroppedByMint]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mindspore as ms
 import numpy as np
 import pytest
-from dropouts import DROPOUTS, RATE, Dropped
+from dropouts import DROPOUTS, RATE, Dropped, RateZero
 from mindspore import nn, ops
 from routes import inputs
 
@@ -106,6 +106,23 @@ def test_block_level_drops_what_layout_drops(cls, memory):
 def test_switched_off():
     _, _, sites = steps(Dropped, 1, dropout=False)
     assert [site["code"] for site in sites] == ["dropout_off"]
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": False, "level": "block", "memory": "recompute"}])
+@pytest.mark.parametrize("kind", ["ops", "mint", "primitive"])
+def test_rate_zero_is_no_dropout(kind, options):
+    """Fused without a draw, the same numbers as written, also where fusion of dropout is switched off."""
+    ms.set_context(mode=ms.GRAPH_MODE)
+    net = Loss(RateZero(kind)).set_train()
+    step = ms.value_and_grad(net, None, net.trainable_params())
+    loss, grads = step(*inputs())
+    with ms_flash.fusion(**options) as report:
+        fused_loss, fused_grads = step(*inputs())
+    assert [site["dropout"] for site in report.fused] == [0.0] and not report.left
+    np.testing.assert_allclose(fused_loss.asnumpy(), loss.asnumpy(), rtol=1e-5, atol=1e-4)
+    largest = max(np.abs(grad.asnumpy()).max() for grad in grads)
+    for fused, grad in zip(fused_grads, grads):
+        np.testing.assert_allclose(fused.asnumpy(), grad.asnumpy(), rtol=1e-4, atol=1e-5 * largest)
 
 
 def test_gradient_is_that_of_the_drawn_mask():

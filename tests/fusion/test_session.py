@@ -10,7 +10,8 @@ from pathlib import Path
 import mindspore as ms
 import pytest
 from mindspore import nn
-from small_net import Loss, batch, build, fresh
+from ms_flash.fusion_passes import plan
+from small_net import Attention, Loss, batch, build, fresh
 
 import ms_flash
 
@@ -99,6 +100,22 @@ def test_a_block_inside_a_block_and_an_error_in_it_are_undone(rng):
     assert outer.fused[0]["level"] != "core"
 
 
+@pytest.mark.parametrize("function", [False, True])
+def test_an_exported_graph_stays_as_written(rng, tmp_path, function):
+    """Of a Cell or a compiled function; it is read where ms_flash is not."""
+    net, (x, _) = Attention().set_train(False), batch(rng)
+
+    def call(x):
+        return net(x)
+
+    with ms_flash.fusion() as report:
+        net(x)
+        ms.export(ms.jit(call) if function else net, x, file_name=str(tmp_path / "net"), file_format="MINDIR")
+        assert len(report.sites) == len(report.fused) == report.compiled == 1
+    written = (tmp_path / "net.mindir").read_bytes()
+    assert b"Softmax" in written and b"MsFlash" not in written
+
+
 def test_strict_ends_a_compilation_that_fuses_nothing(rng):
     x, _ = batch(rng)
     ms_flash.fuse(strict=True)
@@ -110,6 +127,22 @@ def test_strict_ends_a_compilation_that_fuses_nothing(rng):
     with pytest.raises(RuntimeError, match="For 'fusion', nothing was fused: there is no softmax"), \
             ms_flash.fusion(strict=True):
         Plus()(x)
+
+
+def test_what_fails_in_fusion_itself_is_reported_and_strict_ends_it(rng, monkeypatch):
+    def broken(*_):
+        raise LookupError("no such rule")
+
+    net, inputs = build(), batch(rng)
+    expected = net(*inputs).asnumpy()
+    monkeypatch.setattr(plan, "plan_graph", broken)
+    with pytest.warns(RuntimeWarning, match="left the graph as it was: LookupError: no such rule"), \
+            ms_flash.fusion() as report:
+        assert net(*inputs).asnumpy() == expected
+    assert str(report) == "ms_flash fusion: nothing fused in 1 graph; fusion failed: LookupError: no such rule"
+    with pytest.raises(RuntimeError, match="For 'fuse', fusion failed: LookupError: no such rule"), \
+            ms_flash.fusion(strict=True):
+        net(*inputs)
 
 
 def test_pynative_is_warned_of(rng):

@@ -184,6 +184,11 @@ def test_routes(route, rng):
     agree(function, rng, sites, 1e-5)
 
 
+def test_a_sequence_of_one(rng):
+    """The weights are their own transpose there, and the gradient of the values looks like the output."""
+    agree(train_one_step, rng, 1, 1e-5, lambda: model("Vit"), (BATCH, 1, HIDDEN))
+
+
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_amp(level, rng):
     agree(train_one_step, rng, 1, 1e-2, lambda: Loss(amp.auto_mixed_precision(build().attention, level)))

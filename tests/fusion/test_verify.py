@@ -109,6 +109,30 @@ class Classes(nn.Cell):
         return self.loss(out.reshape(-1, out.shape[-1]), labels.reshape(-1))
 
 
+class Named(nn.Cell):
+    """A net that returns a dict: the loss, and what the attention gives."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def construct(self, x):
+        out = self.attention(x)
+        return {"loss": (out * out).mean(), "out": out}
+
+
+def test_values_in_a_dict_are_compared(rng):
+    certificate = ms_flash.verify(Named(build().attention), batch(rng)[0])
+    assert certificate.passed and certificate.reference == ""
+    assert [row.name for row in certificate.rows[:3]] == ["loss", "output 1", "input 0"]
+
+
+def test_verify_says_that_the_net_itself_gives_nan(rng):
+    net, (x, y) = build(), batch(rng)
+    certificate = ms_flash.verify(net, x, y / 0.0)
+    assert not certificate.passed and "As written, the net gives inf or NaN" in str(certificate)
+
+
 def test_cross_entropy_has_a_float64_reference_too(rng):
     net, (x, _) = Classes(build().attention), batch(rng)
     labels = rng.integers(0, x.shape[-1], x.shape[:2])
@@ -139,6 +163,29 @@ def attention():
 
 def nothing():
     return build()
+
+
+def three():
+    return build(), 1, 2
+
+
+def needs(size):
+    return build(), size
+
+
+def raises():
+    raise KeyError("weights")
+
+
+def arrays():
+    return build(), [x.asnumpy() for x in batch(np.random.default_rng(5))]
+
+
+def number():
+    return 5, ()
+
+
+net = build()
 """
 
 
@@ -157,12 +204,24 @@ def test_commands(factory, capsys):
 
 @pytest.mark.parametrize(("target", "text"), [
     ("user_model.py", "must be MODULE:FACTORY or FILE.py:FACTORY"), ("no_such.py:f", "there is no file no_such.py"),
-    ("no_such_module:f", "No module named 'no_such_module'"), ("{factory}:missing", "there is no function 'missing'"),
-    ("{factory}:nothing", "must return (net, inputs), but got Loss")])
-def test_commands_say_what_is_wrong_with_the_target(target, text, factory):
+    ("no_such_module:f", "ModuleNotFoundError: No module named 'no_such_module'"),
+    ("{factory}:missing", "there is no function 'missing'"),
+    ("{factory}:nothing", "must return (net, inputs), but got Loss"), ("{factory}:net", "there is no function 'net'"),
+    ("{factory}:three", "must return (net, inputs), but got 3 values"),
+    ("{factory}:needs", ":needs, called without arguments, failed: TypeError: needs() missing 1 required positional"),
+    ("{factory}:raises", "failed: KeyError: 'weights' (user_model.py:23)"),
+    ("{factory}:arrays", "For '{command}', the type of input 0 must be Tensor or a number, but got ndarray"),
+    ("{factory}:number", "For '{command}', the type of 'net' must be Cell, but got int"),
+    ("{folder}/broken.py:f", "broken.py cannot be imported: SyntaxError: invalid syntax (broken.py:2)"),
+    ("{folder}/lacks.py:f", "ModuleNotFoundError: No module named 'no_such_module' (lacks.py:1)")])
+@pytest.mark.parametrize("command", ["explain", "verify"])
+def test_commands_say_what_is_wrong_with_the_target(command, target, text, factory, tmp_path):
+    (tmp_path / "broken.py").write_text("def g():\n    return +\n")
+    (tmp_path / "lacks.py").write_text("import no_such_module\n")
     with pytest.raises(SystemExit) as stopped:
-        main(["explain", target.format(factory=factory)])
-    assert text in str(stopped.value)
+        main([command, target.format(factory=factory, folder=tmp_path)])
+    assert text.format(command=command) in str(stopped.value)
+    assert "\n" not in str(stopped.value)
 
 
 def test_the_report_of_many_graphs(rng):
