@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib.util
 import io
 import json
@@ -10,12 +11,13 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
 from ms_flash import op_table
-from ms_flash.bench import COLUMNS, Plan, cases, claims, judge, peers
+from ms_flash.bench import COLUMNS, Plan, cases, claims, judge, peers, worker
 from ms_flash.bench.worker import interleaved
 from ms_flash.version import __version__
 
@@ -185,11 +187,29 @@ def test_memory_growth_is_judged_at_every_length():
         assert row["note"] == ours or row["measured"] == round(ours / 16, 2)
 
 
+@pytest.mark.slow
+def test_the_memory_of_a_forward_holds_its_output():
+    """In memory that was resident before, an output of 20 MiB would be seen as growth of 2."""
+    case = cases.Case("output", 1, 40, 40, 1024, 1024, 128)
+    request = {"what": "memory", "case": dataclasses.asdict(case), "dtype": "float32", "variants": [["fwd", False]],
+               "threads": 1, "implementations": ["ms_flash-jit"]}
+    done = subprocess.run([sys.executable, "-m", "ms_flash.bench.worker", json.dumps(request)], capture_output=True,
+                          text=True)
+    (line,) = (x for x in done.stdout.splitlines() if x.startswith("RESULT "))
+    assert 20 <= json.loads(line[len("RESULT "):])["ms_flash-jit"] < 40, done.stderr
+
+
 def test_rounds_are_interleaved():
     log = []
     times = interleaved({"a": lambda: log.append("a"), "b": lambda: log.append("b")}, seconds=0.0, rounds=3)
     assert {name: len(t) for name, t in times.items()} == {"a": 3, "b": 3}
     assert log == ["b", "a", "a", "b", "b", "a"]
+
+
+def test_a_slow_step_drops_out(monkeypatch):
+    monkeypatch.setattr(worker, "SLOW", 0.02)
+    times = interleaved({"fast": lambda: None, "slow": lambda: time.sleep(0.03)}, seconds=0.0, rounds=5)
+    assert {name: len(t) for name, t in times.items()} == {"fast": 5, "slow": 2}
 
 
 # ---- docs ----------------------------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ class Plan(Runs):
         self.memory_causal = (False,) if args.quick else (False, True)
         super().__init__(args, progress(sum(
             len(self.threads) * len(self.variants(case))
-            + len(self.implementations(case)) * len(self.memory_variants(case)) for case, _ in self.problems)))
+            + len(self.trained(case)) * len(self.memory_variants(case)) for case, _ in self.problems)))
 
     @staticmethod
     def failed(row: dict) -> bool:
@@ -150,12 +150,16 @@ class Plan(Runs):
 
         return list(dict.fromkeys([*(PEERS[peer] for peer in self.peers_of(case)), *self.peers_of(case)]))
 
+    def trained(self, case: Case) -> list:
+        """Those of them that train, whose memory is measured."""
+        return [name for name in self.implementations(case) if not name.startswith("ort-")]
+
     def rows(self):
         """Yields a dict per row of the table."""
         for case, dtype in self.problems:
             memory = {variant: {} for variant in self.variants(case)}
             for variant in self.memory_variants(case):
-                for name in self.implementations(case):  # a process each: MindSpore's pool never gives back
+                for name in self.trained(case):  # a process each: MindSpore's pool never gives back
                     results = self.measure("memory", case, dtype, [variant], [name], max(self.threads))
                     memory[variant].update(next(results))
             for threads in self.threads:

@@ -22,6 +22,7 @@ from .. import library
 from .cases import Case
 
 MOST_ROUNDS = 50
+SLOW, SLOW_ROUNDS = 2.0, 2  # who takes more than this many seconds runs so often: each run costs all others' time
 
 
 def limit_threads(threads: int) -> None:
@@ -44,7 +45,7 @@ def limit_threads(threads: int) -> None:
 def interleaved(steps: dict, seconds: float, rounds: int) -> dict:
     """Seconds of each round for every step: one run of each per round, the first in turn.
 
-    Goes on for about `seconds`, but for `rounds` rounds at least.
+    Goes on for about `seconds`, but for `rounds` rounds at least. A slow step drops out after the first rounds.
     """
     times = {name: [] for name in steps}
     order, start = list(steps), time.perf_counter()
@@ -53,6 +54,8 @@ def interleaved(steps: dict, seconds: float, rounds: int) -> dict:
             break
         order.append(order.pop(0))
         for name in order:
+            if done >= SLOW_ROUNDS and times[name][-1] > SLOW:
+                continue
             begin = time.perf_counter()
             steps[name]()
             times[name].append(time.perf_counter() - begin)

@@ -49,7 +49,7 @@ _QUICK = {"head_dims": (64, 128), "dtypes": ("float32",)}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("--quick", action="store_true",
-                        help="head_dim 64 and 128 in float32 only, in about four minutes (otherwise about 30)")
+                        help="head_dim 64 and 128 in float32 only, in about four minutes (otherwise about 40)")
     parser.add_argument("--seconds", type=float, default=None, help="to spend on each problem (default: 20, quick 10)")
     parser.add_argument("--passes", help=f"comma-separated, of {', '.join(PASSES)} (default: all)")
     parser.add_argument("--out", type=Path, default=own(), metavar="FILE",
