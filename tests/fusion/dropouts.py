@@ -13,9 +13,9 @@ RATE = 0.25
 class Dropped(Projections):
     """nn.Dropout."""
 
-    def __init__(self):
+    def __init__(self, rate=RATE):
         super().__init__()
-        self.drop = nn.Dropout(p=RATE)
+        self.drop = nn.Dropout(p=rate)
 
     def construct(self, x, context, pad):
         scores = ops.matmul(self.split(self.q(x)), self.split(self.k(x)).swapaxes(-1, -2)) / math.sqrt(DIM)
@@ -27,24 +27,28 @@ class Dropped(Projections):
 class DroppedByFunction(Dropped):
     """ops.dropout."""
 
-    def __init__(self):
+    def __init__(self, rate=RATE):
         super().__init__()
-        self.drop = Drop()
+        self.drop = Drop(rate)
 
 
 class Drop(nn.Cell):
     """ops.dropout, when training."""
 
+    def __init__(self, rate):
+        super().__init__()
+        self.rate = rate
+
     def construct(self, x):
-        return ops.dropout(x, p=RATE, training=self.training)
+        return ops.dropout(x, p=self.rate, training=self.training)
 
 
 class DroppedByPrimitive(Dropped):
     """ops.Dropout, whose argument is what is kept."""
 
-    def __init__(self):
+    def __init__(self, rate=RATE):
         super().__init__()
-        self.primitive = ops.Dropout(keep_prob=1 - RATE)
+        self.primitive = ops.Dropout(keep_prob=1 - rate)
 
     def construct(self, x, context, pad):
         scores = ops.matmul(self.split(self.q(x)), self.split(self.k(x)).swapaxes(-1, -2)) / math.sqrt(DIM)
@@ -55,9 +59,9 @@ class DroppedByPrimitive(Dropped):
 class DroppedByMint(Dropped):
     """mint.nn.Dropout, on three dimensions."""
 
-    def __init__(self):
+    def __init__(self, rate=RATE):
         super().__init__()
-        self.drop = mint.nn.Dropout(p=RATE)
+        self.drop = mint.nn.Dropout(p=rate)
 
     def construct(self, x, context, pad):
         q = self.split(self.q(x)).reshape(BATCH * HEADS, LENGTH, DIM)
@@ -65,24 +69,6 @@ class DroppedByMint(Dropped):
         v = self.split(self.v(x)).reshape(BATCH * HEADS, LENGTH, DIM)
         weights = self.drop(mint.nn.functional.softmax(mint.bmm(q, mint.transpose(k, 1, 2)) * 0.3, dim=-1))
         return self.o(self.merge(mint.bmm(weights, v).reshape(BATCH, HEADS, LENGTH, DIM)))
-
-
-class RateZero(Projections):
-    """A dropout that drops nothing: ops.dropout, mint's and the primitive put it into the graph all the same."""
-
-    def __init__(self, kind):
-        super().__init__()
-        self.kind, self.primitive = kind, ops.Dropout(keep_prob=1.0)
-
-    def construct(self, x, context, pad):
-        weights = ops.softmax(ops.matmul(self.split(self.q(x)), self.split(self.k(x)).swapaxes(-1, -2)) * 0.3, axis=-1)
-        if self.kind == "ops":
-            weights = ops.dropout(weights, p=0.0, training=self.training)
-        elif self.kind == "mint":
-            weights = mint.nn.functional.dropout(weights, p=0.0, training=self.training)
-        else:
-            weights, _ = self.primitive(weights)
-        return self.o(self.merge(ops.matmul(weights, self.split(self.v(x)))))
 
 
 DROPOUTS = [Dropped, DroppedByFunction, DroppedByPrimitive, DroppedByMint]
