@@ -10,6 +10,36 @@ MSF_ALWAYS_INLINE inline int64_t dealt(int64_t turn, int64_t core, int64_t cores
   return turn * cores + (turn & 1 ? cores - 1 - core : core);
 }
 
+// Keys [begin, end) of a sequence.
+struct KeyRange {
+  int64_t begin, end;
+  MSF_ALWAYS_INLINE int64_t blocks(int64_t block) const { return (end - begin + block - 1) / block; }
+};
+
+// The one query of a sequence over a cache is given the keys that it sees, and no others.
+MSF_ALWAYS_INLINE inline bool sees_all_it_loads(const AttentionTiling& a) { return a.cached && a.q_len == 1; }
+
+// What rows [row0, row0 + rows) see of a sequence of that length, from a multiple of 16 on.
+MSF_ALWAYS_INLINE inline KeyRange keys_of_rows(const AttentionTiling& a, int64_t q_len, int64_t k_len, int64_t row0,
+                                               int64_t rows) {
+  const Band band(q_len, k_len, a.left, a.right, a.bottom_right != 0);
+  const int64_t begin = band.begin(row0), end = band.end(row0 + rows - 1);
+  if (end <= begin) return {0, 0};
+  return {sees_all_it_loads(a) ? begin : begin / 16 * 16, end};
+}
+
+// One of `parts` parts of keys, of whole blocks.
+MSF_ALWAYS_INLINE inline KeyRange part_of(const KeyRange& keys, int64_t block, int64_t part, int64_t parts) {
+  const int64_t blocks = keys.blocks(block), end = keys.begin + blocks * (part + 1) / parts * block;
+  return {keys.begin + blocks * part / parts * block, end < keys.end ? end : keys.end};
+}
+
+// The keys of an item of a sequence of that length. Short sequences have parts without keys.
+MSF_ALWAYS_INLINE inline KeyRange keys_of(const ForwardTiling& t, const WorkItem& w, int64_t q_len, int64_t k_len) {
+  if (!t.a.cached) return {w.key0, w.key1};
+  return part_of(keys_of_rows(t.a, q_len, k_len, w.row0, w.rows), t.block_n, w.key0, w.key1);
+}
+
 // One stack of keys of one item and head, the unit that travels through the pipeline.
 struct Stack {
   WorkItem item;
@@ -20,11 +50,12 @@ struct Stack {
 };
 
 // All stacks of one core, in order. An item without keys is one stack of 0 keys: its output has to be written all the
-// same.
-template <class Items>
+// same. `sequences(b)` gives the lengths of a sequence, as anything with q_len and k_len.
+template <class Items, class Sequences>
 class Stream {
  public:
-  MSF_ALWAYS_INLINE Stream(const ForwardTiling& t, Items items, int64_t core) : t_(t), items_(items), core_(core) {}
+  MSF_ALWAYS_INLINE Stream(const ForwardTiling& t, Items items, const Sequences& sequences, int64_t core)
+      : t_(t), items_(items), sequences_(sequences), core_(core) {}
 
   MSF_ALWAYS_INLINE bool next(Stack* s) {
     if (fresh_) {
@@ -37,6 +68,12 @@ class Stream {
       now_.item.key0 = items_[index].key0;
       now_.item.key1 = items_[index].key1;
       now_.item.slot = items_[index].slot;
+      if (t_.a.cached) {
+        const auto sequence = sequences_(now_.item.batch);
+        const KeyRange keys = keys_of(t_, now_.item, sequence.q_len, sequence.k_len);
+        now_.item.key0 = int32_t(keys.begin);
+        now_.item.key1 = int32_t(keys.end);
+      }
       now_.head = group * t_.pack;
       now_.slot = now_.item.slot < 0 ? -1 : now_.item.slot * t_.heads_per_item + group;
       ++turn_;
@@ -57,6 +94,7 @@ class Stream {
  private:
   const ForwardTiling& t_;
   Items items_;
+  const Sequences& sequences_;
   int64_t core_, turn_ = 0;
   bool fresh_ = true;
   Stack now_{};
@@ -84,8 +122,7 @@ MSF_ALWAYS_INLINE inline bool next_block(const Band& band, int64_t block_q, int6
   return true;
 }
 
-// All pairs of one core, in order: key blocks of an item, heads of the group, query blocks. `sequence(b)` gives the
-// lengths of a sequence, as anything with q_len and k_len.
+// All pairs of one core, in order: key blocks of an item, heads of the group, query blocks.
 template <class Items, class Sequences>
 class PairStream {
  public:

@@ -28,29 +28,31 @@ struct GuardSpace {
 // What is computed, as opposed to how: the same for all kernels.
 struct AttentionTiling {
   int64_t batch, heads, kv_heads, group;
-  int64_t q_len, k_len;        // of every sequence, unless varlen
-  int64_t stat_b, stat_h;      // strides of the row statistics: (B, N, Sq) or (N, T)
-  int64_t k_stat_b, k_stat_h;  // the same for rows of K and V
-  int32_t guard;               // keys may be excluded: NaN and Inf in them must not show
-  int32_t d, dv;               // multiples of 16
-  int64_t left, right;         // -1: unlimited
-  int32_t bottom_right, varlen, cu_is_int64, bf16;
-  float scale, softcap, fill, keep_scale;  // keep_scale: 1 / (1 - dropout probability)
-  int32_t has_fill, dropout;               // dropout: 0 none, 1 Philox, 2 given as drop_mask
+  int64_t q_len, k_len;                                   // of every sequence, unless varlen
+  int64_t stat_b, stat_h;                                 // strides of the row statistics: (B, N, Sq) or (N, T)
+  int64_t k_stat_b, k_stat_h;                             // the same for rows of K and V
+  int32_t guard;                                          // keys may be excluded: NaN and Inf in them must not show
+  int32_t d, dv;                                          // multiples of 16
+  int64_t left, right;                                    // -1: unlimited
+  int32_t bottom_right, varlen, lengths_are_int64, bf16;  // lengths: cumulative, or those of caches
+  float scale, softcap, fill, keep_scale;                 // keep_scale: 1 / (1 - dropout probability)
+  int32_t has_fill, dropout;                              // dropout: 0 none, 1 Philox, 2 given as drop_mask
   uint32_t drop_threshold, seed_from_input;
   uint64_t seed, offset;
   TensorLayout q, k, v, out;
   PlaneLayout mask, bias, drop_mask;
   int64_t alibi_b;
-  // K and V in caches: of a sequence those keys count that it has, cache_seqlens and what this call appends. In pages
-  // of `page_size` rows, if that is not 0, of which a sequence has `table_pitch` in the block table.
-  int32_t cached;
+  // K and V in caches, which hold k_len at most: of a sequence those keys count that it has, cache_seqlens and what
+  // this call appends. In pages of `page_size` rows, if that is not 0, of which a sequence has `table_pitch` in the
+  // block table.
+  int32_t cached, table_is_int64;
   int64_t new_len, page_size, table_pitch;
   DataType sinks;  // of the sinks; none: no sinks
   int32_t alibi;
 };
 
-// Rows [row0, row0 + rows) of one sequence against its keys [key0, key1), for each of the heads in turn.
+// Rows [row0, row0 + rows) of one sequence against its keys [key0, key1), for each of the heads in turn. Over caches
+// only the kernel knows how many keys there are: part key0 of key1 parts of them (schedule.h, keys_of).
 struct WorkItem {
   int32_t batch, row0, rows, key0, key1;
   int32_t slot;  // -1: all keys of these rows; else the partial result's place (one per head)

@@ -49,11 +49,17 @@ struct Sequence {
 // Keys and values in pages of a pool that sequences share: key j of sequence b is row j % size of page
 // table[b * stride + j / size]. The batches of a Tensor4 over the pool are its pages.
 struct Pages {
-  const int64_t* table = nullptr;  // null: no pages, the keys of a sequence are rows of its own
-  int64_t stride = 0, size = 0;
-  int64_t count = 0;  // of the pool
+  const int64_t* table = nullptr;
+  int64_t stride = 0, size = 0;  // size 0: no pages, the keys of a sequence are rows of its own
+  int64_t count = 0;             // of the pool
 
-  explicit operator bool() const { return table != nullptr; }
+  explicit operator bool() const { return size != 0; }
+};
+
+// Integers as a caller gave them.
+struct Integers {
+  const void* data = nullptr;
+  DType dtype = DType::none;
 };
 
 struct Problem {
@@ -77,7 +83,8 @@ struct Problem {
   int64_t splits = 0;                // parts that the keys of a row are cut into; 0: the kernel's choice
 
   Tensor4 q, k, v, out, dout, dq, dk, dv_;
-  Pages pages;  // of k and v, in the forward only
+  Pages pages;                          // of k and v, in the forward only
+  Integers cache_lengths, block_table;  // where K and V are caches: what seq and pages were made of
   Plane mask, bias, dbias, drop_mask;
   const float* alibi = nullptr;  // slope of (batch, head) at alibi[b * alibi_b + h]
   int64_t alibi_b = 0;

@@ -64,6 +64,8 @@ class KvCache {
     std::unique_ptr<void, FreeAligned> rotated;
     if (spec_.has(kCos)) p.q = rotate_query(&rotated);
     p.pages = pages_;
+    p.cache_lengths = {params_[kCacheLengths].data, params_[kCacheLengths].dtype};
+    p.block_table = {params_[kBlockTable].data, params_[kBlockTable].dtype};
     std::vector<Sequence> sequences;
     for (int64_t b = 0; b < p.batch; ++b) sequences.push_back({0, 0, q_.length, total_[b]});
     p.seq = sequences.data();

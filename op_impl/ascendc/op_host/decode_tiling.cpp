@@ -3,8 +3,13 @@
 
 namespace msf {
 
-DecodePlan plan_decode(const Problem& p, const std::vector<Append>& appends, const Soc& soc,
+DecodePlan plan_decode(const Problem& given, const std::vector<Append>& appends, const Soc& soc,
                        const TilingChoice& choice) {
+  // Nobody but the kernel knows the lengths: the plan is that of full caches
+  Problem p = given;
+  p.max_k = p.pages ? p.pages.stride * p.pages.size : p.k_rows;
+  const std::vector<Sequence> full(size_t(p.batch), Sequence{0, 0, p.max_q, p.max_k});
+  p.seq = full.data();
   DecodePlan plan;
   plan.forward = plan_forward(p, soc, choice);
   AttentionTiling& a = plan.forward.tiling.a;

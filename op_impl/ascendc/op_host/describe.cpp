@@ -122,11 +122,14 @@ Object describe_pairs(const GradientPlan<Item>& plan, const Sequences& sequences
 
 }  // namespace
 
-std::string describe(const ForwardPlan& plan) {
+std::string describe(const ForwardPlan& plan, const Problem& p) {
   const ForwardTiling& t = plan.tiling;
   const auto& u = t.ub;
   std::vector<std::vector<int64_t>> items, merges;
-  for (const WorkItem& w : plan.items) items.push_back({w.batch, w.row0, w.rows, w.key0, w.key1, w.slot});
+  for (const WorkItem& w : plan.items) {
+    const KeyRange keys = keys_of(t, w, p.seq[w.batch].q_len, p.seq[w.batch].k_len);
+    items.push_back({w.batch, w.row0, w.rows, keys.begin, keys.end, w.slot});
+  }
   for (const MergeItem& m : plan.merges) merges.push_back({m.batch, m.row0, m.rows, m.slot, m.parts});
   // a unit is an item for one group of heads; beyond this many nobody looks at them one by one
   constexpr int64_t kMostListed = 1 << 16;

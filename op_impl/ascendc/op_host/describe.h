@@ -6,7 +6,7 @@
 
 namespace msf {
 
-std::string describe(const ForwardPlan& plan);
+std::string describe(const ForwardPlan& plan, const Problem& p);
 std::string describe(const BackwardPlan& plan, const Problem& p);
 std::string describe(const BiasGradPlan& plan);
 

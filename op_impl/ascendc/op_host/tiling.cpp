@@ -29,27 +29,26 @@ TilingChoice TilingChoice::from_environment() {
           msf::from_environment("MS_FLASH_DEPTH")};
 }
 
-// The one query of a sequence over a cache is given the keys that it sees, and no others.
-static bool sees_all_it_loads(const Problem& p) { return p.cached && p.max_q == 1; }
-
 AttentionTiling attention_tiling(const Problem& p) {
   if (p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) reject("'query' must be float16 or bfloat16.");
   if (p.high) reject("precision_mode='high' is not supported: matrix products accumulate in float32.");
   for (const auto& [name, d] : {std::pair{"query", p.d}, std::pair{"value", p.dv}})
     if (d % kFractal || d < kFractal || d > 256)
       reject("the 'head_dim' of '", name, "' must be a multiple of 16 from 16 to 256, but got ", d, ".");
-  if (p.q_rows > INT32_MAX || p.k_rows > INT32_MAX) reject("a length must be below 2^31.");
+  if (std::max({p.q_rows, p.k_rows, p.max_k}) > INT32_MAX) reject("a length must be below 2^31.");
   AttentionTiling a{};
   a.batch = p.batch, a.heads = p.heads, a.kv_heads = p.kv_heads, a.group = p.group();
   a.q_len = p.max_q, a.k_len = p.max_k;
   a.stat_b = p.stat_b, a.stat_h = p.stat_h;
   const int64_t k_rows = p.cached ? p.max_k : p.k_rows;
   a.k_stat_b = p.varlen ? 0 : p.kv_heads * k_rows, a.k_stat_h = k_rows;
-  a.guard = (p.mask && !p.has_fill) || p.bias || ((p.left >= 0 || p.right >= 0) && !sees_all_it_loads(p));
-  a.cached = p.cached, a.page_size = p.pages.size, a.table_pitch = p.pages.stride;
+  a.cached = p.cached, a.lengths_are_int64 = !p.cached || p.cache_lengths.dtype == DType::i64;
+  a.guard = (p.mask && !p.has_fill) || p.bias || ((p.left >= 0 || p.right >= 0) && !sees_all_it_loads(a));
+  a.table_is_int64 = p.block_table.dtype == DType::i64;
+  a.page_size = p.pages.size, a.table_pitch = p.pages.stride;
   a.d = int32_t(p.d), a.dv = int32_t(p.dv);
   a.left = p.left, a.right = p.right;
-  a.bottom_right = p.bottom_right, a.varlen = p.varlen, a.cu_is_int64 = 1, a.bf16 = p.q.dtype == DType::bf16;
+  a.bottom_right = p.bottom_right, a.varlen = p.varlen, a.bf16 = p.q.dtype == DType::bf16;
   a.scale = float(p.scale), a.softcap = float(p.softcap), a.fill = float(p.fill), a.has_fill = p.has_fill;
   a.dropout = p.drop_mask ? 2 : p.dropout > 0 ? 1 : 0;
   a.keep_scale = float(1 / (1 - p.dropout));
@@ -113,13 +112,15 @@ void place_in_l1(ForwardTiling* t, int64_t size, bool single) {
   l1.check();
 }
 
-// A piece of work: how many products of 16 x 16 x 16, and what a stack and an item cost beside them.
+// A piece of work: how many products of 16 x 16 x 16, and what a stack and an item cost beside them. Over caches, that
+// of a full one.
 double cost_of(const ForwardTiling& t, const WorkItem& w) {
   constexpr double kPerStack = 64, kPerItem = 64;  // about the time the pipeline takes to turn round
   const int64_t rows = round_up(int64_t(w.rows) * t.pack, kFractal) / kFractal;
+  const KeyRange all = keys_of(t, w, t.a.q_len, t.a.k_len);
   double cost = kPerItem;
-  for (int64_t key = w.key0; key < w.key1; key += t.stack_n) {
-    const int64_t keys = round_up(std::min<int64_t>(t.stack_n, w.key1 - key), kFractal) / kFractal;
+  for (int64_t key = all.begin; key < all.end; key += t.stack_n) {
+    const int64_t keys = round_up(std::min<int64_t>(t.stack_n, all.end - key), kFractal) / kFractal;
     cost += kPerStack + double(rows * keys * (t.a.d + t.a.dv) / kFractal);
   }
   return cost;
@@ -142,26 +143,17 @@ void cut(const Problem& p, ForwardPlan* plan, int64_t most) {
   int32_t slots = 0;
   for (int64_t b = 0; b < p.batch; ++b) {
     const Sequence& seq = p.seq[b];
-    const Band band = p.band(b);
     const int64_t step = t.block_m / t.pack;
     for (int64_t row0 = 0; row0 < seq.q_len; row0 += step) {
       const int64_t rows = std::min(step, seq.q_len - row0);
-      int64_t key0 = band.begin(row0), key1 = band.end(row0 + rows - 1);
-      if (key1 <= key0) key0 = key1 = 0;
-      if (!sees_all_it_loads(p)) key0 = key0 / kFractal * kFractal;
-      const int64_t blocks = (key1 - key0 + t.block_n - 1) / t.block_n;
+      const KeyRange keys = keys_of_rows(t.a, seq.q_len, seq.k_len, row0, rows);
+      const int64_t blocks = keys.blocks(t.block_n);
       const int64_t parts = std::max<int64_t>(1, p.splits ? std::min(blocks, p.splits) : (blocks + most - 1) / most);
-      WorkItem w{int32_t(b), int32_t(row0), int32_t(rows), int32_t(key0), int32_t(key1), -1};
-      if (parts > 1) {
-        plan->merges.push_back({w.batch, w.row0, w.rows, slots, int32_t(parts)});
-        for (int64_t part = 0; part < parts; ++part) {
-          w.key0 = int32_t(key0 + blocks * part / parts * t.block_n);
-          w.key1 = int32_t(std::min(key1, key0 + blocks * (part + 1) / parts * t.block_n));
-          w.slot = slots++;
-          plan->items.push_back(w);
-        }
-      } else {
-        plan->items.push_back(w);
+      if (parts > 1) plan->merges.push_back({int32_t(b), int32_t(row0), int32_t(rows), slots, int32_t(parts)});
+      for (int64_t part = 0; part < parts; ++part) {
+        const KeyRange own = t.a.cached ? KeyRange{part, parts} : part_of(keys, t.block_n, part, parts);
+        plan->items.push_back(
+            {int32_t(b), int32_t(row0), int32_t(rows), int32_t(own.begin), int32_t(own.end), parts > 1 ? slots++ : -1});
       }
     }
   }
@@ -179,8 +171,10 @@ void balance(const Problem& p, ForwardPlan* plan) {
   int64_t longest = 1;
   cut(p, plan, INT32_MAX);
   if (p.splits) return;
-  for (const WorkItem& w : plan->items)
-    longest = std::max<int64_t>(longest, (w.key1 - w.key0 + plan->tiling.block_n - 1) / plan->tiling.block_n);
+  for (const WorkItem& w : plan->items) {
+    const KeyRange keys = keys_of(plan->tiling, w, plan->tiling.a.q_len, plan->tiling.a.k_len);
+    longest = std::max(longest, keys.blocks(plan->tiling.block_n));
+  }
   int64_t best = INT32_MAX;
   double least = 1e30;
   for (int64_t parts = 1; parts <= std::min<int64_t>(longest, 64); ++parts) {

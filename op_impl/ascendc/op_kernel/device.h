@@ -43,10 +43,11 @@ __aicore__ inline int64_t Cumulative(Address cu, int32_t is_int64, int64_t i) {
 }
 
 __aicore__ inline Sequence SequenceOf(const AttentionTiling& a, const Inputs& in, int64_t b) {
-  if (a.cached) return {0, 0, a.q_len, Cumulative(in.cache_seqlens, 1, b) + a.new_len};
+  if (a.cached) return {0, 0, a.q_len, Cumulative(in.cache_seqlens, a.lengths_are_int64, b) + a.new_len};
   if (!a.varlen) return {0, 0, a.q_len, a.k_len};
-  const int64_t q0 = Cumulative(in.cu_q, a.cu_is_int64, b), k0 = Cumulative(in.cu_k, a.cu_is_int64, b);
-  return {q0, k0, Cumulative(in.cu_q, a.cu_is_int64, b + 1) - q0, Cumulative(in.cu_k, a.cu_is_int64, b + 1) - k0};
+  const int64_t q0 = Cumulative(in.cu_q, a.lengths_are_int64, b), k0 = Cumulative(in.cu_k, a.lengths_are_int64, b);
+  return {q0, k0, Cumulative(in.cu_q, a.lengths_are_int64, b + 1) - q0,
+          Cumulative(in.cu_k, a.lengths_are_int64, b + 1) - k0};
 }
 
 // Rows of K or V that lie one row stride apart.
@@ -56,10 +57,11 @@ struct RowRun {
 };
 
 // The rows of a sequence's KV head from `row` on, at most n: with pages, up to the end of the page.
-__aicore__ inline RowRun RunOf(const TensorLayout& x, int64_t page_size, int64_t table_pitch, Address block_table,
+__aicore__ inline RowRun RunOf(const AttentionTiling& a, const Inputs& in, const TensorLayout& x, int64_t page_size,
                                int64_t b, int64_t h, int64_t row, int32_t n) {
   if (!page_size) return {x.offset + b * x.b + h * x.h + row * x.s, n};
-  const int64_t page = Cumulative(block_table, 1, b * table_pitch + row / page_size), first = row % page_size;
+  const int64_t page = Cumulative(in.block_table, a.table_is_int64, b * a.table_pitch + row / page_size),
+                first = row % page_size;
   return {page * x.b + h * x.h + first * x.s, int32_t(page_size - first < n ? page_size - first : n)};
 }
 

@@ -62,7 +62,8 @@ class ForwardCube {
     keys_.SetUp(t_.l1.kv, t_.block_n * (t_.a.d > t_.a.dv ? t_.a.d : t_.a.dv) * int32_t(sizeof(T)), t_.kv_slots, 0);
     probs_.SetUp(t_.l1.p, t_.block_m * t_.block_n * int32_t(sizeof(T)), t_.p_slots, t_.kv_slots);
     queries_.SetUp(t_.l1.q, t_.block_m * t_.a.d * int32_t(sizeof(T)), 2, t_.kv_slots + t_.p_slots);
-    Stream<Items> ahead(t_, items_, ws_.core), behind(t_, items_, ws_.core);
+    const Sequences sequences{t_.a, in_};
+    Stream<Items, Sequences> ahead(t_, items_, sequences, ws_.core), behind(t_, items_, sequences, ws_.core);
     Stack s;
     for (int64_t turn = 0;; ++turn) {
       if (ahead.next(&s) && s.keys) Scores(s, turn);
@@ -84,8 +85,8 @@ class ForwardCube {
     const L1Tile<T> tile = keys_.WaitEmpty<T>(n);
     ClearTail(tile, n, channels);
     for (int32_t r = 0; r < n;) {
-      const RowRun run = RunOf(x, kv_.page_size, t_.a.table_pitch, in_.block_table, s.item.batch, s.head / t_.a.group,
-                               seq.k_base + s.key0 + row0 + r, n - r);
+      const RowRun run =
+          RunOf(t_.a, in_, x, kv_.page_size, s.item.batch, s.head / t_.a.group, seq.k_base + s.key0 + row0 + r, n - r);
       CopyRows(tile, r, Global<T>(gm, run.at), x.s, run.rows, channels);
       r += run.rows;
     }
@@ -173,7 +174,8 @@ class ForwardVector {
 
   __aicore__ inline void Run() {
     SetUp();
-    Stream<Items> ahead(t_, items_, ws_.core), behind(t_, items_, ws_.core);
+    const Sequences sequences{t_.a, in_};
+    Stream<Items, Sequences> ahead(t_, items_, sequences, ws_.core), behind(t_, items_, sequences, ws_.core);
     Stack s;
     for (int64_t turn = 0;; ++turn) {
       if (ahead.next(&s)) Softmax(s, turn);

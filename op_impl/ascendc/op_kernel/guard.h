@@ -131,7 +131,7 @@ class Guard {
   __aicore__ inline void CopyRuns(const LocalTensor<T>& to, Address gm, const TensorLayout& x, const Chunk& c,
                                   int64_t row, int32_t columns, int32_t wide) const {
     for (int32_t r = 0; r < c.rows;) {
-      const RowRun run = RunOf(x, a_.page_size, a_.table_pitch, in_.block_table, c.b, c.head, row + r, c.rows - r);
+      const RowRun run = RunOf(a_, in_, x, a_.page_size, c.b, c.head, row + r, c.rows - r);
       CopyIn(to[r * wide], Global<T>(gm, run.at), x.s, run.rows, columns, wide);
       r += run.rows;
     }

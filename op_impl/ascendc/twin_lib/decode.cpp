@@ -81,7 +81,6 @@ void run_decode(const Problem& given, const std::vector<Append>& given_appends) 
 
   if (!p.batch || (!p.q_rows && appends.empty())) return;
   const DecodePlan plan = plan_decode(p, appends, soc(), chosen(p, false));
-  const AttentionTiling& a = plan.tiling.f.a;
   ms_twin::Launch launch(options(plan.tiling.f.cores));
   const int64_t outer = p.pages ? p.pages.count : p.batch;
   auto cache = [&](const Tensor4& x, int64_t channels, const char* name) {
@@ -98,10 +97,10 @@ void run_decode(const Problem& given, const std::vector<Append>& given_appends) 
   uint8_t* v_cache = cache(p.v, p.dv, "v_cache");
   uint8_t* k = rows(0, p.d, "k");
   uint8_t* v = rows(1, p.dv, "v");
-  std::vector<int64_t> lengths;
-  for (int64_t b = 0; b < p.batch; ++b) lengths.push_back(p.seq[b].k_len - a.new_len);
-  uint8_t* cache_seqlens = launch.Input(lengths.data(), p.batch * 8, "cache_seqlens");
-  uint8_t* block_table = launch.Input(p.pages.table, p.batch * p.pages.stride * 8, "block_table");
+  uint8_t* cache_seqlens =
+      launch.Input(p.cache_lengths.data, p.batch * size_of(p.cache_lengths.dtype), "cache_seqlens");
+  uint8_t* block_table =
+      launch.Input(p.block_table.data, p.batch * p.pages.stride * size_of(p.block_table.dtype), "block_table");
   uint8_t* alibi = launch.Input(p.alibi, (p.alibi_b ? p.batch : 1) * p.heads * 4, "alibi_slopes");
   uint8_t* sinks = launch.Input(p.sinks, p.heads * size_of(p.sinks_dtype), "sinks");
   uint8_t* out = launch.Output(p.out.data, extent(p.out, p.batch, p.heads, p.q_rows, p.dv), "out");
@@ -130,7 +129,7 @@ void run_merge(const Merge& m) {
 }
 
 std::string describe_decode(const Problem& p, const std::vector<Append>& appends) {
-  return describe(plan_decode(p, appends, soc(), chosen(p, false)).forward);
+  return describe(plan_decode(p, appends, soc(), chosen(p, false)).forward, p);
 }
 
 }  // namespace msf

@@ -211,7 +211,7 @@ void run_block(const Problem& p, const BlockArrays& a) {
   }));
 }
 
-std::string describe_forward(const Problem& p) { return describe(plan_forward(p, soc(), chosen(p, false))); }
+std::string describe_forward(const Problem& p) { return describe(plan_forward(p, soc(), chosen(p, false)), p); }
 std::string describe_backward(const Problem& p) { return describe(plan_backward(p, soc(), chosen(p, true)), p); }
 std::string describe_bias_grad(const Problem& p) { return describe(plan_bias_grad(p, soc(), chosen(p, true))); }
 
