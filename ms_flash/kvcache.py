@@ -5,6 +5,7 @@ from __future__ import annotations
 from mindspore import ops
 from mindspore.common import dtype as mstype
 
+from ms_flash.ascend_call import kvcache_on_ascend
 from ms_flash.functional import _or_placeholder
 from ms_flash.kvcache_resolve import dtype_of_parts, resolve_kvcache, resolve_merge
 from ms_flash.resolve import checked_flag, op_of
@@ -72,8 +73,9 @@ def flash_attention_with_kvcache(query, k_cache, v_cache, k=None, v=None, *, cac
         return_lse (bool, optional): Whether to return the LSE as well. Default: ``False``.
         precision_mode (str, optional): ``"default"`` computes in float32, ``"high"`` accumulates in float64 on the CPU.
             Default: ``"default"``.
-        backend (str, optional): ``"cpu"``, ``"ascend-twin"`` or ``"reference"``. Default: ``None``, by the environment
-            variable MS_FLASH_BACKEND, otherwise by the device.
+        backend (str, optional): ``"cpu"``, ``"ascend"``, ``"ascend-twin"`` or ``"reference"``. Default: ``None``, by
+            the environment variable MS_FLASH_BACKEND, otherwise by the device. ``"ascend"`` takes a head_dim that is a
+            multiple of 16, and caches that are Parameters.
 
     Returns:
         Tensor, the output, of the shape of `query` with Dv in the place of D, in its dtype; with `return_lse` a tuple
@@ -85,10 +87,11 @@ def flash_attention_with_kvcache(query, k_cache, v_cache, k=None, v=None, *, cac
             sequence does not fit its cache or the rotary table, a block does not exist, a block to append to is used
             twice, or the backend is not available. The cache is as it was.
         RuntimeError: If lengths or blocks are wrong in a graph, where only the op sees them (the cache is as it was),
-            or if a gradient is asked for. MindSpore does not run that compiled graph again.
+            or if a gradient is asked for. MindSpore does not run that compiled graph again. On Ascend nobody sees them
+            in a graph: they have to be right.
 
     Supported Platforms:
-        ``CPU``
+        ``Ascend`` (sources, unproven) / ``CPU``
 
     Examples:
         >>> import numpy as np
@@ -109,7 +112,7 @@ def flash_attention_with_kvcache(query, k_cache, v_cache, k=None, v=None, *, cac
         [0. 1. 2. 0. 0. 0. 0. 0.]
     """
     return_lse = checked_flag("flash_attention_with_kvcache", "return_lse", return_lse)
-    handle, takes_none, returns_caches, empty = resolve_kvcache(
+    handle, takes_none, returns_caches, form, empty = resolve_kvcache(
         backend, query, k_cache, v_cache, k, v, cache_seqlens, block_table, rotary_cos, rotary_sin, alibi_slopes, sinks,
         rotary_interleaved, softmax_scale, causal, window_size, softcap, layout, num_splits, precision_mode)
     if empty is not None:
@@ -124,7 +127,12 @@ def flash_attention_with_kvcache(query, k_cache, v_cache, k=None, v=None, *, cac
         rotary_cos, rotary_sin = _or_placeholder(rotary_cos), _or_placeholder(rotary_sin)
         alibi_slopes, sinks = _or_placeholder(alibi_slopes), _or_placeholder(sinks)
     op = op_of(handle)
-    outs = op(query, k_cache, v_cache, k, v, cache_seqlens, block_table, rotary_cos, rotary_sin, alibi_slopes, sinks)
+    if form is not None:
+        outs = kvcache_on_ascend(op, form, query, k_cache, v_cache, k, v, cache_seqlens, block_table, rotary_cos,
+                                 rotary_sin, alibi_slopes, sinks)
+    else:
+        outs = op(query, k_cache, v_cache, k, v, cache_seqlens, block_table, rotary_cos, rotary_sin, alibi_slopes,
+                  sinks)
     if returns_caches:
         k_cache.copy_(ops.stop_gradient(outs[2]))
         v_cache.copy_(ops.stop_gradient(outs[3]))

@@ -16,8 +16,9 @@ class _ResolveKvCache(CompileTime):
     """Turns a request into the op that serves it.
 
     The arguments are the backend, the inputs by slot and the options of KvCacheSpec.parse; the result is a tuple
-    (handle, takes_none, returns_caches, empty): `op_of(handle)` is the primitive to call, and with `returns_caches` it
-    does not write into the caches but returns what they have to be. `empty` is ``None``, or, where there is no query
+    (handle, takes_none, returns_caches, form, empty): `op_of(handle)` is the primitive to call, and with
+    `returns_caches` it does not write into the caches but returns what they have to be. `form` is what the backend
+    wants to know beside the inputs (``None``: nothing). `empty` is ``None``, or, where there is no query
     and the backend takes no empty Tensor, the shapes of output and LSE, and that of a query to call the op with all the
     same, for what it appends (``None``: no call).
     """
@@ -69,7 +70,8 @@ def _result(chosen, spec, options):
             one = tuple(size or 1 for size in spec.inputs[0].shape)
             spec = KvCacheSpec.parse(_FUNC, (Arg(one, spec.dtype), *spec.inputs[1:]), options)
         empty = (*shapes, one)
-    return handle_of(chosen.kvcache(spec)), chosen.takes_none, spec.appends and not chosen.writes_inputs, empty
+    returns_caches = spec.appends and not chosen.writes_inputs
+    return handle_of(chosen.kvcache(spec)), chosen.takes_none, returns_caches, chosen.kvcache_form(spec), empty
 
 
 def _check_writable(chosen, k_cache, v_cache):
@@ -77,7 +79,7 @@ def _check_writable(chosen, k_cache, v_cache):
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         if not chosen.hands_over(cache):
             raise value_error(_FUNC, f"'{name}' must have memory of its own, because new tokens are written into it, "
-                                     "but got a view of another Tensor. Hint: keep a Parameter for each cache.")
+                                     f"but got {chosen.copied}. Hint: keep a Parameter for each cache.")
     if k_cache is v_cache:
         raise value_error(_FUNC, "'k_cache' and 'v_cache' must be two Tensors, but got one for both.")
 

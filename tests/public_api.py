@@ -24,6 +24,11 @@ def array(x):
     return (x.astype(ms.float32) if x.dtype == ms.bfloat16 else x).asnumpy().astype(np.float64)
 
 
+def numpy_of(x):
+    """The bits of a Tensor, as an array of its own dtype."""
+    return x.astype(ms.float32).asnumpy().astype(ml_dtypes.bfloat16) if x.dtype == ms.bfloat16 else x.asnumpy()
+
+
 def attention(call, backend, dout=None, dlse=None, layout="BNSD", **options):
     """dict(out, lse) and, given `dout`, the gradients of all differentiable inputs, in the shapes of the reference."""
     call = dict(call)

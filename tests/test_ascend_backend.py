@@ -6,14 +6,18 @@ import os
 import subprocess
 import sys
 
+import kvcases
 import mindspore as ms
+import native
 import numpy as np
+import public_api
 import pytest
 
 import ms_flash
-from ms_flash import backends, library, op_table, spec
+from ms_flash import backends, kvcache_spec, library, op_table, spec
 from ms_flash.backends import ascend
 from ms_flash.backends.ascend_op import entries
+from ms_flash.kvcache_spec import KVCACHE_SLOTS
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 
@@ -31,7 +35,7 @@ class StandIn(ascend.AscendBackend):
         attribute, _, *rest = super().form(spec)
         return (attribute, False, *rest)    # the CPU library finds packed keys and values by itself
 
-    def custom(self, op, out_shape, out_dtype, bprop):
+    def custom(self, op, kind, out_shape, out_dtype, bprop):
         from mindspore.ops import CustomRegOp, DataType
 
         info = CustomRegOp(op)
@@ -43,8 +47,8 @@ class StandIn(ascend.AscendBackend):
             info.output(index, name, "required" if len(outputs) > 1 else "dynamic")
         info.dtype_format(*[DataType.None_None] * (len(entries(op)) + len(outputs)))
         self.calls.append(op)
-        return ascend._InGraph(f"{self.library_path}:{op}", out_shape, out_dtype, "aot", bprop,
-                               info.target("CPU").get_op_info())
+        return kind(f"{self.library_path}:{op}", out_shape, out_dtype, "aot", bprop,
+                    info.target("CPU").get_op_info())
 
 
 @pytest.fixture(scope="session")
@@ -59,10 +63,12 @@ def another_path(tmp_path_factory):
 def stand_in(monkeypatch, another_path):
     monkeypatch.setitem(backends.BACKENDS, "ascend", StandIn(another_path))
     backends._checked.cache_clear()
-    spec._parse_cached.cache_clear()    # specs keep the primitives of a backend by its name
+    for parsed in (spec, kvcache_spec):     # specs keep the primitives of a backend by its name
+        parsed._parse_cached.cache_clear()
     yield backends.BACKENDS["ascend"]
     backends._checked.cache_clear()
-    spec._parse_cached.cache_clear()
+    for parsed in (spec, kvcache_spec):
+        parsed._parse_cached.cache_clear()
 
 
 def tensor(rng, *shape, dtype=ms.float16):
@@ -186,10 +192,75 @@ def test_a_gradient_of_the_merge_is_an_error():
         ms.grad(lambda x: ms_flash.merge_attention(x, lses, backend="ascend")[0].astype(ms.float32).sum())(outs)
 
 
-def test_a_cache_is_refused():
-    x, cache = tensor(np.random.default_rng(9), 1, 1, 2, 16), tensor(np.random.default_rng(9), 1, 8, 2, 16)
-    with pytest.raises(ValueError, match="the backend 'ascend' has no 'MsFlashKvCache'"):
-        ms_flash.flash_attention_with_kvcache(x, cache, cache, cache_seqlens=ms.Tensor([8], ms.int32), backend="ascend")
+CACHES = {
+    "one token": {"new_len": 1, "sq": 1, "block_size": 0}, "pages": {"new_len": 3, "sq": 3, "block_size": 16},
+    "nothing new": {"new_len": 0, "sq": 2, "block_size": 32, "sinks": True}, "alibi": {"sq": 5, "alibi": True},
+    "rotary": {"new_len": 1, "sq": 1, "rotary": "half"}, "a longer prompt": {"new_len": 7, "sq": 9, "rotary": "half"},
+    "rotary interleaved": {"new_len": 4, "sq": 4, "rotary": "interleaved", "block_size": 16},
+}
+
+
+class OverCaches(ms.nn.Cell):
+    """Attention over caches of its own, whose rows are read after it."""
+
+    def __init__(self, k_cache, v_cache, **options):
+        super().__init__()
+        self.k_cache, self.v_cache = ms.Parameter(k_cache, name="k_cache"), ms.Parameter(v_cache, name="v_cache")
+        self.options = options
+
+    def construct(self, query, k, v, cache_seqlens, block_table, rotary_cos, rotary_sin, alibi_slopes, sinks):
+        out, lse = ms_flash.flash_attention_with_kvcache(
+            query, self.k_cache, self.v_cache, k, v, cache_seqlens=cache_seqlens, block_table=block_table,
+            rotary_cos=rotary_cos, rotary_sin=rotary_sin, alibi_slopes=alibi_slopes, sinks=sinks, return_lse=True,
+            backend="ascend", **self.options)
+        return out, lse, self.k_cache.astype(ms.float32), self.v_cache.astype(ms.float32)
+
+
+@pytest.mark.parametrize(("layout", "dtype"), [("BSND", "float16"), ("BNSD", "bfloat16")])
+@pytest.mark.parametrize("name", CACHES)
+def test_a_cache(name, layout, dtype, mode, stand_in):
+    """Rotated by MindSpore's ops before the op, which appends in place, in a graph before the caches are read."""
+    for seed in range(2):
+        case = kvcases.draw(np.random.default_rng((seed, len(name))), dtype,
+                            **{"d": 32, "dv": 16, "precision": "default", "num_splits": 0, "rotary": None,
+                               **CACHES[name]})
+        for table in ("rotary_cos", "rotary_sin") if "rotary_cos" in case.inputs and dtype == "bfloat16" else ():
+            case.inputs[table] = case.inputs[table].astype(np.float32)  # MindSpore has no Gather of bfloat16 on the CPU
+        arrays = {slot: None if x is None else public_api.tensor(x) for slot, x in case.laid_out(layout).items()}
+        net = OverCaches(arrays.pop("k_cache"), arrays.pop("v_cache"), layout=layout, **case.options)
+        out, lse, *read = net(arrays.pop("query"), *(arrays[slot] for slot in KVCACHE_SLOTS[3:]))
+        heads, kv_heads = case.inputs["query"].shape[1], case.inputs["k_cache"].shape[1]
+        given = [public_api.numpy_of(x) for x in (net.k_cache, net.v_cache)]
+        kvcases.check(case, {"out": native.from_layout(public_api.numpy_of(out), layout, heads), "lse": lse.asnumpy()},
+                      [np.ascontiguousarray(native.from_layout(x, layout, kv_heads)) for x in given], narrow=True)
+        for x, seen in zip(given, read):
+            np.testing.assert_array_equal(seen.asnumpy(), x.astype(np.float32))
+    assert set(stand_in.calls) == {"MsFlashKvCache"}
+
+
+def test_what_the_kernels_do_not_take_of_a_cache_is_refused():
+    rng = np.random.default_rng(9)
+    def call(channels, kind=ms.Parameter, new=None):
+        x, cache = tensor(rng, 1, 1, 2, channels), tensor(rng, 1, 8, 2, channels)
+        new = x if new else None
+        return ms_flash.flash_attention_with_kvcache(x, kind(cache), kind(cache + 0), new, new, backend="ascend",
+                                                     cache_seqlens=ms.Tensor([3], ms.int32))
+
+    with pytest.raises(ValueError, match="'head_dim' of 'k_cache' must be a multiple of 16 for the backend 'ascend'"):
+        call(24)
+    with pytest.raises(ValueError, match=r"must have memory of its own, .* but got a Tensor, which the graph"):
+        call(16, ms.Tensor, True)
+    assert call(16, ms.Tensor).shape == (1, 1, 2, 16)
+
+
+def test_a_gradient_over_a_cache_is_an_error():
+    cache = tensor(np.random.default_rng(8), 1, 8, 2, 16)
+    def loss(x):
+        return ms_flash.flash_attention_with_kvcache(x, cache, cache, cache_seqlens=ms.Tensor([8], ms.int32),
+                                                     backend="ascend").astype(ms.float32).sum()
+
+    with pytest.raises(RuntimeError, match="For 'flash_attention_with_kvcache', gradients are not supported"):
+        ms.grad(loss)(tensor(np.random.default_rng(8), 1, 1, 2, 16))
 
 
 def test_second_order_is_an_error():

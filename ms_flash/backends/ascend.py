@@ -12,10 +12,12 @@ from pathlib import Path
 
 import mindspore
 from mindspore import ops
+from mindspore.ops import signature as sig
 
 from .. import op_table
-from ..spec import Arg
-from .ascend_op import api_name, registration, snake_case
+from ..kvcache_spec import KVCACHE_SLOTS
+from ..spec import Arg, value_error
+from .ascend_op import api_name, entries, registration, snake_case
 from .base import Backend, no_gradient
 
 VENDOR = "ms_flash"
@@ -71,11 +73,34 @@ class _InGraph(ops.Custom):
         return mindspore.jit(run, jit_level="O0")
 
 
+class _Writing(_InGraph):
+    """The op that appends to caches. As on the CPU (aot.py), the signature and the attribute side_effect_mem tell a
+    graph that it writes to Parameters; the last argument is the attribute."""
+
+    __mindspore_signature__ = (*(
+        sig.make_sig(entry["name"], sig.sig_rw.RW_WRITE if entry.get("note") == "written" else sig.sig_rw.RW_READ)
+        for entry in entries("MsFlashKvCache")), sig.make_sig("spec"))
+
+
 class AscendBackend(Backend):
     """Ascend C kernels as aclnn custom operators."""
 
     name = "ascend"
     dynamic_shape = False
+    takes_empty = False
+    copied = "a Tensor, which the graph that runs the op may copy"
+
+    def check(self, op, spec):
+        super().check(op, spec)
+        if op != "MsFlashKvCache":
+            return
+        for name, size in (("k_cache", spec.attention.head_dim), ("v_cache", spec.attention.v_head_dim)):
+            if size % ROW:
+                raise value_error(spec.func, f"the 'head_dim' of '{name}' must be a multiple of {ROW} for the backend "
+                                             f"'{self.name}', which does not copy caches to pad them, but got {size}.")
+
+    def hands_over(self, x):
+        return isinstance(x, mindspore.Parameter)
 
     def available(self):
         device = mindspore.get_context("device_target")
@@ -104,23 +129,34 @@ class AscendBackend(Backend):
                 (q_heads + 2 * k_heads if spec.packed else q_heads) if joined else 1, k_heads if joined else 1,
                 q_heads if joined else 1)
 
+    def kvcache_form(self, spec):
+        """What `kvcache_on_ascend` has to know: the attribute, of a call whose `query` and `k` are rotated, the axis of
+        the rows, how many are new, and which channels a rotary embedding pairs."""
+        inputs = tuple(None if name.startswith("rotary") else arg for name, arg in zip(KVCACHE_SLOTS, spec.inputs))
+        rotated = dataclasses.replace(spec, inputs=inputs, interleaved=False)
+        return rotated.render(), spec.layout.index("S"), spec.new_len, spec.interleaved
+
     def attribute(self, spec):
         return spec.render()
 
     def primitive(self, op, spec, bprop):
-        results = _merged(spec) if op == "MsFlashMerge" else _results(op, _padded(spec))
+        results = _RESULTS[op](spec) if op in _RESULTS else _results(op, _padded(spec))
         shapes, dtypes = tuple(s for s, _ in results), tuple(getattr(mindspore, d) for _, d in results)
         if len(results) == 1:
             shapes, dtypes = shapes[0], dtypes[0]
-        return self.custom(op, lambda *_: shapes, lambda *_: dtypes, bprop)
+        writes = op == "MsFlashKvCache" and spec.appends
+        custom = self.custom(op, _Writing if writes else _InGraph, lambda *_: shapes, lambda *_: dtypes, bprop)
+        return custom.add_prim_attr("side_effect_mem", True) if writes else custom
 
-    def custom(self, op, out_shape, out_dtype, bprop):
-        """The primitive of the aclnn function."""
-        return _InGraph(api_name(op), out_shape, out_dtype, "aot", bprop, registration(op))
+    def custom(self, op, kind, out_shape, out_dtype, bprop):
+        """The primitive of the aclnn function, a `kind`."""
+        return kind(api_name(op), out_shape, out_dtype, "aot", bprop, registration(op))
 
     def _gradient(self, op, spec):
         if op == "MsFlashMerge":
             return no_merge_gradient
+        if op == "MsFlashKvCache":
+            return no_kvcache_gradient
         if op != "MsFlashFwd":
             return no_second_order
         return make_bprop(self.backward(spec), self.bias_grad(spec) if spec.has("bias") else None,
@@ -164,6 +200,14 @@ def _merged(spec):
     return [(outs.shape[1:], spec.dtype), (lses.shape[1:], "float32")]
 
 
+def _cached(spec):
+    """The same of attention over caches."""
+    return [(spec.attention.out_shape, spec.dtype), (spec.attention.lse_shape, "float32")]
+
+
+_RESULTS = {"MsFlashMerge": _merged, "MsFlashKvCache": _cached}
+
+
 def make_bprop(backward, bias_grad, attribute, packed, has_sinks):
     """As in base.py, for ops that take their attribute as the last argument."""
 
@@ -194,3 +238,10 @@ def no_second_order(query, key, value, attn_mask, bias, alibi_slopes, sinks, see
 def no_merge_gradient(outs, lses, spec, merged, dmerged):
     """The same for the merge."""
     raise RuntimeError("For 'merge_attention', gradients are not supported.")
+
+
+def no_kvcache_gradient(query, k_cache, v_cache, k, v, cache_seqlens, block_table, rotary_cos, rotary_sin, alibi_slopes,
+                        sinks, spec, outs, douts):
+    """The same for attention over caches."""
+    raise RuntimeError("For 'flash_attention_with_kvcache', gradients are not supported. Hint: train with "
+                       "flash_attention.")

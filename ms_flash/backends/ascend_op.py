@@ -9,7 +9,7 @@ import re
 from .. import op_table
 
 _FORMATS = {"float16": "F16_Default", "bfloat16": "BF16_Default", "float32": "F32_Default", "bool": "BOOL_Default",
-            "uint8": "U8_Default", "int64": "I64_Default"}
+            "uint8": "U8_Default", "int32": "I32_Default", "int64": "I64_Default"}
 _STATISTICS = ("lse", "row_max", "row_sum")
 _GRADIENTS = {"dsinks": "sinks", "dbias": "bias"}   # outputs of the dtype of an input; all others have the query's
 
@@ -37,12 +37,15 @@ def dtype_rows(op: str) -> list[tuple[str, ...]]:
     data = op_table.table()["backends"]["ascend"]["dtypes"]
     inputs, outputs = op_table.slots(op)
     varying = lambda name, among: among if name in inputs else (None,)
-    # query varies fastest, then mask, bias and sinks: the bits of the number of a combination
-    for sinks, bias, mask, query in itertools.product(varying("sinks", sets["bias"]), varying("bias", sets["bias"]),
-                                                      varying("attn_mask", sets["mask"]), data):
-        of = {"data": query, "mask": mask, "float": "float32", "int64": "int64", "keep": "uint8", "lengths": "int64"}
-        row = {e["name"]: of.get(e["dtypes"]) for e in entries(op)}
+    # query varies fastest, then mask or lengths, bias or blocks, and sinks: the bits of the number of a combination
+    second = varying("attn_mask", sets["mask"]) if "attn_mask" in inputs else varying("cache_seqlens", sets["lengths"])
+    third = varying("bias", sets["bias"]) if "bias" in inputs else varying("block_table", sets["lengths"])
+    for sinks, bias, mask, query in itertools.product(varying("sinks", sets["bias"]), third, second, data):
+        of = {"data": query, "same": query, "bias": query, "mask": mask, "float": "float32", "int64": "int64",
+              "keep": "uint8", "lengths": "int64"}
+        row = {e["name"]: of[e["dtypes"]] for e in entries(op)}
         row.update(bias=query if bias == "query" else bias, sinks=query if sinks == "query" else sinks)
+        row.update(cache_seqlens=mask, block_table=bias)
         result = lambda name: row[_GRADIENTS[name]] if name in _GRADIENTS else query    # noqa: B023 used at once
         rows.append((*(row[name] for name in inputs),
                      *("float32" if name in _STATISTICS else result(name) for name in outputs)))

@@ -34,6 +34,7 @@ class Backend(abc.ABC):
         dynamic_shape (bool): Whether a graph may be compiled before the shapes are known.
         writes_inputs (bool): Whether an op can write into its inputs; otherwise it returns what they have to be.
         takes_empty (bool): Whether an op over a cache takes Tensors without elements.
+        copied (str): Of what it gets a copy in PyNative, so that a cache may not be one: see `hands_over`.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Backend(abc.ABC):
     dynamic_shape = True
     writes_inputs = True
     takes_empty = True
+    copied = "a view of another Tensor"
 
     @abc.abstractmethod
     def available(self) -> tuple[bool, str]:
@@ -84,6 +86,10 @@ class Backend(abc.ABC):
 
     def form(self, spec: AttentionSpec):
         """Constants that a call needs beside the inputs; ``None``: the inputs are all that the primitive takes."""
+        return None
+
+    def kvcache_form(self, spec: KvCacheSpec):
+        """As `form`, for attention over a cache."""
         return None
 
     def attribute(self, spec: MergeSpec):

@@ -161,9 +161,11 @@ class KvCache {
   }
 
   void check_values() {
-    const std::vector<int64_t> lengths = integers(params_[kCacheLengths]);
     const bool paged = spec_.has(kBlockTable);
     const int64_t blocks = paged ? params_[kBlockTable].shape[1] : 1, room = blocks * k_.length;
+    if (paged) pages_.stride = blocks, pages_.size = k_.length, pages_.count = k_.batch;
+    if (!params_[kCacheLengths].data && q_.batch) return plan_for(room);
+    const std::vector<int64_t> lengths = integers(params_[kCacheLengths]);
     for (int64_t b = 0; b < q_.batch; ++b) {
       const int64_t n = lengths[b];
       if (n < 0) refuse("'cache_seqlens' must be 0 or greater, but got ", n, " for sequence ", b, ".");
@@ -187,10 +189,15 @@ class KvCache {
     if (!paged) return;
     table_ = integers(params_[kBlockTable]);
     pages_.table = table_.data();
-    pages_.stride = blocks;
-    pages_.size = k_.length;
-    pages_.count = k_.batch;
     check_table();
+  }
+
+  // Lengths and blocks are where this host cannot look: in the memory of a device, for which it only plans.
+  void plan_for(int64_t room) {
+    if (spec_.has(kCos)) refuse("'query' and 'k' must come rotated to a device, but got 'rotary_cos'.");
+    if (room < new_) refuse("the cache has room for ", room, " tokens, but got ", new_, " to append.");
+    first_.assign(q_.batch, 0);
+    total_.assign(q_.batch, room);
   }
 
   // Entries in use name blocks of the cache, and what a sequence appends to is in no other place of the table: it would

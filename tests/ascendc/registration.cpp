@@ -64,9 +64,10 @@ EXPORT const char* msf_prototypes() {
 
 // Bytes of the tiling buffer that CANN would make for an op: those of the struct which its kernel registers, and 8.
 EXPORT int64_t msf_capacity(const char* type) {
-  return 8 + int64_t(!std::strcmp(type, "MsFlashFwd")     ? sizeof(msf::ForwardTilingBuffer)
-                     : !std::strcmp(type, "MsFlashMerge") ? sizeof(msf::MergeTiling)
-                                                          : sizeof(msf::BackwardTilingBuffer));
+  return 8 + int64_t(!std::strcmp(type, "MsFlashFwd")       ? sizeof(msf::ForwardTilingBuffer)
+                     : !std::strcmp(type, "MsFlashKvCache") ? sizeof(msf::DecodeTilingBuffer)
+                     : !std::strcmp(type, "MsFlashMerge")   ? sizeof(msf::MergeTiling)
+                                                            : sizeof(msf::BackwardTilingBuffer));
 }
 
 // A new call. rank -1: the input is absent.

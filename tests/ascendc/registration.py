@@ -23,7 +23,7 @@ from ms_flash.backends import ascend_op
 
 SHIM = Path(__file__).with_name("cann")
 NEED = {1: "optional", 2: "required"}
-DTYPES = {0: "float32", 1: "float16", 4: "uint8", 9: "int64", 12: "bool", 27: "bfloat16"}
+DTYPES = {0: "float32", 1: "float16", 3: "int32", 4: "uint8", 9: "int64", 12: "bool", 27: "bfloat16"}
 # MindSpore hands a Tensor of lengths over as an array of the host where the aclnn function wants one.
 HOST_ARRAYS = ("cu_seqlens_q", "cu_seqlens_k")
 NO_TABLE = ("MsFlashMerge",)    # its tiling is the struct alone
@@ -35,8 +35,8 @@ def build(op_impl=OP_IMPL):
     where.mkdir(parents=True, exist_ok=True)
     op_impl = Path(op_impl)
     host = op_impl / "ascendc" / "op_host"
-    sources = [*sorted((host / "cann").glob("*.cpp")), *sorted(host.glob("*.cpp")), op_impl / "cpu" / "call.cpp",
-               op_impl / "cpu" / "merge.cpp",
+    sources = [*sorted((host / "cann").glob("*.cpp")), *sorted(host.glob("*.cpp")),
+               *(op_impl / "cpu" / f"{name}.cpp" for name in ("call", "kvcache", "memory", "merge")),
                Path(__file__).with_name("registration.cpp")]
     objects = []
     for source in sources:
@@ -90,15 +90,17 @@ def camel_case(name: str) -> str:
 
 def aclnn_header(op: str, prototype: dict) -> str:
     """The declaration that CANN's generator makes of a prototype."""
-    parameters = []
+    parameters, written = [], {p["name"] for p in prototype["inputs"]} & {p["name"] for p in prototype["outputs"]}
     for p in prototype["inputs"]:
         kind = "const aclIntArray *" if p["value_depend"] else "const aclTensor *"
-        parameters.append(kind + camel_case(p["name"]) + ("Optional" if NEED[p["need"]] == "optional" else ""))
+        end = "Optional" if NEED[p["need"]] == "optional" else ""
+        parameters.append(f"aclTensor *{camel_case(p['name'])}Ref" if p["name"] in written
+                          else kind + camel_case(p["name"]) + end)
     parameters += ["char *" + camel_case(a["name"]) + ("Optional" if NEED[a["need"]] == "optional" else "")
                    for a in prototype["attrs"]]
     outputs = prototype["outputs"]
     parameters += ["const aclTensor *" + ("out" if len(outputs) == 1 else camel_case(p["name"]) + "Out")
-                   for p in outputs]
+                   for p in outputs if p["name"] not in written]
     parameters += ["uint64_t *workspaceSize", "aclOpExecutor **executor"]
     return (f"__attribute__((visibility(\"default\")))\naclnnStatus {ascend_op.api_name(op)}GetWorkspaceSize(\n    "
             + ",\n    ".join(parameters) + ");\n")
@@ -137,7 +139,8 @@ def check(op_impl=OP_IMPL) -> list[str]:
 
 def _against_table(op, prototype):
     inputs, outputs = op_table.slots(op)
-    for kind, names in (("inputs", inputs), ("outputs", outputs)):
+    written = [e["name"] for e in ascend_op.entries(op) if e.get("note") == "written"]
+    for kind, names in (("inputs", inputs), ("outputs", (*outputs, *written))):
         have = [p["name"] for p in prototype[kind]]
         if have != list(names):
             yield f"the {kind} of the OpDef are {have}, of ops.yaml {list(names)}"
@@ -152,7 +155,7 @@ def _against_table(op, prototype):
         if NEED[p["need"]] != "required":
             yield f"the output '{p['name']}' is {NEED[p['need']]} in the OpDef"
     parameters = prototype["inputs"] + prototype["outputs"]
-    rows = ascend_op.dtype_rows(op)
+    rows = [(*row, *(row[inputs.index(name)] for name in written)) for row in ascend_op.dtype_rows(op)]
     for i, p in enumerate(parameters):
         have = [DTYPES.get(dtype) for dtype in p["dtypes"]]
         if have != [row[i] for row in rows]:
@@ -180,7 +183,9 @@ def _against_kernel(op, prototype, op_impl):
         return
     text = source.read_text()
     have = kernel_entry(text, name)
-    want = [p["name"] for p in prototype["inputs"] + prototype["outputs"]] + ["workspace", "tiling"]
+    inputs = [p["name"] for p in prototype["inputs"]]
+    outputs = [p["name"] + ("_ref" if p["name"] in inputs else "") for p in prototype["outputs"]]
+    want = [*inputs, *outputs, "workspace", "tiling"]
     if have != want:
         yield f"the kernel's entry takes {have}, CANN passes {want}"
     registered, read = (re.search(rf"{macro}\((?:msf::)?(\w+)[,)]", text)
@@ -196,7 +201,8 @@ def _against_mindspore(op, prototype):
     info = ascend_op.registration(op)
     for kind in ("inputs", "outputs"):
         have = [p["name"] for p in info[kind]]
-        want = [p["name"] for p in prototype[kind]]
+        inputs = [p["name"] for p in prototype["inputs"]]   # what is written there is no output of MindSpore's op
+        want = [p["name"] for p in prototype[kind] if kind == "inputs" or p["name"] not in inputs]
         if have != want:
             yield f"MindSpore registers the {kind} {have}, the OpDef {want}"
             return

@@ -14,7 +14,7 @@ from ascendc import registration
 
 from ms_flash import op_table
 from ms_flash.backends import ascend as backend
-from ms_flash.kvcache_spec import MergeSpec
+from ms_flash.kvcache_spec import KvCacheSpec, MergeSpec
 from ms_flash.spec import OPTIONS, SLOTS, Arg, AttentionSpec
 
 RESERVED = 16 << 20
@@ -52,6 +52,13 @@ MUTANTS = {
                       "does not register its tiling struct with room"),
     "build": ("CMakeLists.txt", "MsFlashFwd MsFlashBwd MsFlashBiasGrad", "MsFlashFwd MsFlashBwd",
               "CMakeLists.txt builds"),
+    "written": ("op_host/cann/ms_flash_kv_cache.cpp", 'msf::output(this, "v_cache", Kind::data);', "",
+                "the outputs of the OpDef are"),
+    "dtype of blocks": ("op_host/cann/op_def.h", "combination & 4 ? ge::DT_INT64", "combination & 2 ? ge::DT_INT64",
+                        "the dtypes of 'block_table' are"),
+    "kernel that writes": ("op_kernel/ms_flash_kv_cache.cpp", "GM_ADDR k_cache_ref,", "", "the kernel's entry takes"),
+    "table of a cache": ("op_kernel/ms_flash_kv_cache.cpp", "(msf::DecodeTilingBuffer)", "(msf::DecodeTiling)",
+                         "does not register its tiling struct with room"),
     "merge dtype": ("op_host/cann/ms_flash_merge.cpp", '"lses", ops::REQUIRED, Kind::f32',
                     '"lses", ops::REQUIRED, Kind::data', "the dtypes of 'lses' are"),
     "merge combinations": ("op_host/cann/ms_flash_merge.cpp", '"outs", ops::REQUIRED, Kind::data, msf::kOutputsAlone',
@@ -215,6 +222,73 @@ def test_the_merge_is_inferred_and_tiled(layout, dtype):
     cores = 40      # vector cores
     assert tuple(np.frombuffer(bytes(data), np.int32)[-4:-1]) == (40, dtype == "bfloat16", cores)
     assert library.msf_workspace() == RESERVED and library.msf_block_dim() == cores
+
+
+CACHES = {
+    "rows of its own": {}, "pages": {"paged": True, "window": (20, 0)}, "nothing new": {"new": 0, "sinks": "float32"},
+    "a prompt": {"new": 100, "queries": 100}, "bf16": {"dtype": "bfloat16", "paged": True, "lengths": "int64"},
+    "BNSD, splits": {"layout": "BNSD", "splits": 3, "paged": True, "table": "int64", "sinks": "float16"},
+}
+
+
+def cache_request(dtype="float16", layout="BSND", paged=False, new=1, queries=1, splits=0, lengths="int32",
+                  table="int32", window=(-1, -1), sinks=None, rotary=False):
+    """A request over caches for 3 sequences, of 4096 tokens at most."""
+    heads = lambda batch, rows, count, channels: Arg(
+        (batch, rows, count, channels) if layout == "BSND" else (batch, count, rows, channels), dtype)
+    outer = (100, 64) if paged else (3, 4096)
+    cos = Arg((4096, 32), dtype) if rotary else None
+    inputs = (heads(3, queries, 8, 128), heads(*outer, 2, 128), heads(*outer, 2, 64),
+              heads(3, new, 2, 128) if new else None, heads(3, new, 2, 64) if new else None, Arg((3,), lengths),
+              Arg((3, 64), table) if paged else None, cos, cos, None, Arg((8,), sinks) if sinks else None)
+    return KvCacheSpec.parse("test", inputs, (False, None, True, window, 0.0, layout, splits, "default"))
+
+
+def begin_over_caches(spec):
+    """Starts a call of the op; the host sees no lengths and no blocks."""
+    library, op = registration.build(), b"MsFlashKvCache"
+    assert library.msf_begin(op, spec.render().encode(), ctypes.c_int64(library.msf_capacity(op))) == 0
+    for slot, arg in enumerate(spec.inputs):
+        shape, dtype = arg or ((), "float32")
+        library.msf_input(slot, -1 if arg is None else len(shape), (ctypes.c_int64 * 8)(*shape), _CODES[dtype], None)
+    return library, op
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_attention_over_caches_is_inferred_and_tiled_without_their_lengths(name):
+    """The tiling is bit by bit that of the twin, which has the lengths, and does not depend on them."""
+    spec = cache_request(**CACHES[name])
+    library, op = begin_over_caches(spec)
+    assert library.msf_infer(op) == 0
+    results = []
+    for i in range(4):
+        dims = (ctypes.c_int64 * 8)()
+        rank = library.msf_output(i, dims)
+        results.append((tuple(dims[:rank]), registration.DTYPES[library.msf_output_dtype(i)]))
+    assert results == [*backend._cached(spec), tuple(spec.inputs[1]), tuple(spec.inputs[2])]
+    assert library.msf_tile(op) == 0
+    size = library.msf_tiling(None, ctypes.c_int64(-1))
+    data = (ctypes.c_uint8 * size)()
+    library.msf_tiling(data, ctypes.c_int64(size))
+    empty = lambda shape, dtype: np.broadcast_to(np.zeros(1, ascend.native.DTYPES.get(dtype, dtype)), shape)
+    for lengths in ([0, 0, 0], [3000, 7, 40]):
+        arrays = [None if x is None else empty(*x) for x in spec.inputs] + [empty(*x) for x in results[:2]]
+        arrays[5] = np.array(lengths, spec.inputs[5].dtype)
+        if spec.inputs[6] is not None:
+            arrays[6] = np.arange(3 * 64, dtype=spec.inputs[6].dtype).reshape(3, 64) % 100
+            arrays[6][1:] = 50 + np.arange(2 * 64).reshape(2, 64) % 2      # what is written is there once
+            arrays[6][1, 0], arrays[6][2, :2] = 60, (61, 62)
+        with ascend.Settings(soc="910B3", cores=0):
+            plan = ascend.plan("kvcache", spec.render(), arrays)
+        assert library.msf_block_dim() == plan["cores"] == 20
+        assert library.msf_workspace() == plan["workspace"] + RESERVED
+        assert size == plan["tiling_bytes"] and fnv(bytes(data)) == plan["tiling_hash"]
+
+
+def test_a_rotary_embedding_is_not_for_the_kernel(capfd):
+    library, op = begin_over_caches(cache_request(rotary=True))
+    assert library.msf_infer(op) == 0 and library.msf_tile(op) == 3
+    assert "'query' and 'k' must come rotated to a device, but got 'rotary_cos'" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("d", [64, 128, 256])

@@ -11,18 +11,13 @@ import native
 import numpy as np
 import pytest
 from mindspore import nn, ops
-from public_api import array, tensor
+from public_api import array, numpy_of, tensor
 
 from ms_flash import flash_attention, flash_attention_with_kvcache, merge_attention, op_table
 from ms_flash.kvcache_resolve import resolve_kvcache
 
 pytestmark = pytest.mark.ops("MsFlashKvCache", "MsFlashMerge")
 OTHERS = ("k", "v", "cache_seqlens", "block_table", "rotary_cos", "rotary_sin", "alibi_slopes", "sinks")
-
-
-def numpy_of(x):
-    """The bits of a Tensor, as an array of its own dtype."""
-    return x.astype(ms.float32).asnumpy().astype(native.DTYPES["bfloat16"]) if x.dtype == ms.bfloat16 else x.asnumpy()
 
 
 class Net(nn.Cell):

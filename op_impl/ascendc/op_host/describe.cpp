@@ -69,7 +69,7 @@ std::vector<int64_t> cores_of(int64_t units, int64_t cores) {
 
 // What all plans have in common.
 template <class Plan, class Tiling>
-Object describe_any(const Plan& plan, const Tiling& t) {
+Object describe_any(const Plan& plan, const std::vector<uint8_t>& bytes, const Tiling& t) {
   Object plan_of;
   plan_of.add("cores", t.cores)
       .add("depth", t.depth)
@@ -78,8 +78,8 @@ Object describe_any(const Plan& plan, const Tiling& t) {
       .add("l1", t.l1.end)
       .add("workspace", plan.workspace())
       .add("imbalance", plan.imbalance())
-      .add("tiling_bytes", plan.bytes().size())
-      .add("tiling_hash", hash_of(plan.bytes()))
+      .add("tiling_bytes", bytes.size())
+      .add("tiling_hash", hash_of(bytes))
       .add("cost_per_core", plan.cost_per_core());
   return plan_of;
 }
@@ -95,7 +95,7 @@ Object describe_pairs(const GradientPlan<Item>& plan, const Sequences& sequences
     for (Pair pair; pairs.next(&pair);)
       done.push_back({core, pair.batch, pair.head, pair.row0, pair.rows, pair.key0, pair.keys, pair.part});
   }
-  Object plan_of = describe_any(plan, t);
+  Object plan_of = describe_any(plan, plan.bytes(), t);
   plan_of.add("block_q", t.block_q)
       .add("block_k", t.block_k)
       .add("parts", t.parts)
@@ -122,7 +122,10 @@ Object describe_pairs(const GradientPlan<Item>& plan, const Sequences& sequences
 
 }  // namespace
 
-std::string describe(const ForwardPlan& plan, const Problem& p) {
+namespace {
+
+// `bytes`: the whole tiling buffer, which may begin with another struct.
+std::string describe_forward(const ForwardPlan& plan, const std::vector<uint8_t>& bytes, const Problem& p) {
   const ForwardTiling& t = plan.tiling;
   const auto& u = t.ub;
   std::vector<std::vector<int64_t>> items, merges;
@@ -135,7 +138,7 @@ std::string describe(const ForwardPlan& plan, const Problem& p) {
   constexpr int64_t kMostListed = 1 << 16;
   const int64_t units = t.items * t.heads_per_item;
   const int32_t depth = std::min(128, t.a.d);  // of one product Q K^T
-  Object plan_of = describe_any(plan, t);
+  Object plan_of = describe_any(plan, bytes, t);
   plan_of.add("block_m", t.block_m)
       .add("stack_n", t.stack_n)
       .add("block_n", t.block_n)
@@ -169,6 +172,13 @@ std::string describe(const ForwardPlan& plan, const Problem& p) {
                                 {"partial results", t.ws.slots},
                                 {"", t.ws.end}}));
   return plan_of.text();
+}
+
+}  // namespace
+
+std::string describe(const ForwardPlan& plan, const Problem& p) { return describe_forward(plan, plan.bytes(), p); }
+std::string describe(const DecodePlan& plan, const Problem& p) {
+  return describe_forward(plan.forward, plan.bytes(), p);
 }
 
 std::string describe(const BackwardPlan& plan, const Problem& p) {

@@ -7,6 +7,7 @@
 namespace msf {
 
 std::string describe(const ForwardPlan& plan, const Problem& p);
+std::string describe(const DecodePlan& plan, const Problem& p);
 std::string describe(const BackwardPlan& plan, const Problem& p);
 std::string describe(const BiasGradPlan& plan);
 

@@ -5,9 +5,11 @@
 #include "ascendc/twin_lib/launching.h"
 #include "ascendc/twin_lib/pad.h"
 
-extern "C" void ms_flash_decode(uint8_t* query, uint8_t* k_cache, uint8_t* v_cache, uint8_t* k, uint8_t* v,
-                                uint8_t* cache_seqlens, uint8_t* block_table, uint8_t* alibi_slopes, uint8_t* sinks,
-                                uint8_t* out, uint8_t* lse, uint8_t* workspace, uint8_t* tiling);
+extern "C" void ms_flash_kv_cache(uint8_t* query, uint8_t* k_cache, uint8_t* v_cache, uint8_t* k, uint8_t* v,
+                                  uint8_t* cache_seqlens, uint8_t* block_table, uint8_t* rotary_cos,
+                                  uint8_t* rotary_sin, uint8_t* alibi_slopes, uint8_t* sinks, uint8_t* out,
+                                  uint8_t* lse, uint8_t* k_cache_ref, uint8_t* v_cache_ref, uint8_t* workspace,
+                                  uint8_t* tiling);
 
 extern "C" void ms_flash_merge(uint8_t* outs, uint8_t* lses, uint8_t* out, uint8_t* lse, uint8_t* workspace,
                                uint8_t* tiling);
@@ -109,7 +111,8 @@ void run_decode(const Problem& given, const std::vector<Append>& given_appends) 
   const std::vector<uint8_t> bytes = plan.bytes();
   uint8_t* tiling = launch.Tiling(bytes.data(), bytes.size());
   finish("decode", launch.Run([&] {
-    ms_flash_decode(q, k_cache, v_cache, k, v, cache_seqlens, block_table, alibi, sinks, out, lse, workspace, tiling);
+    ms_flash_kv_cache(q, k_cache, v_cache, k, v, cache_seqlens, block_table, nullptr, nullptr, alibi, sinks, out, lse,
+                      k_cache, v_cache, workspace, tiling);
   }));
 }
 
@@ -129,7 +132,7 @@ void run_merge(const Merge& m) {
 }
 
 std::string describe_decode(const Problem& p, const std::vector<Append>& appends) {
-  return describe(plan_decode(p, appends, soc(), chosen(p, false)).forward, p);
+  return describe(plan_decode(p, appends, soc(), chosen(p, false)), p);
 }
 
 }  // namespace msf

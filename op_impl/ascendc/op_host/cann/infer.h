@@ -1,6 +1,7 @@
 // Shapes and dtypes of the results. Shapes come from cpu/call.cpp, as for every other backend.
 #pragma once
 #include "ascendc/op_host/cann/context.h"
+#include "cpu/kvcache.h"
 #include "cpu/merge.h"
 
 namespace msf {
@@ -36,6 +37,27 @@ inline ge::graphStatus infer_merge_shape(gert::InferShapeContext* context) {
                                      {to_vector(*context->GetRequiredInputShape(0)),
                                       to_vector(*context->GetRequiredInputShape(1))}));
   });
+}
+
+inline ge::graphStatus infer_kv_cache_shape(gert::InferShapeContext* context) {
+  return guarded("InferShape", [&] {
+    const KvCacheSpec spec(text_of(context));
+    std::vector<std::vector<int64_t>> given;
+    for (int slot = 0; slot < kKvCacheInputs; ++slot) {
+      const gert::Shape* shape = context->GetOptionalInputShape(slot);
+      if (spec.has(slot) != (shape != nullptr)) reject("input ", slot, " disagrees with the attribute 'inputs'.");
+      if (shape) given.push_back(to_vector(*shape));
+    }
+    std::vector<std::vector<int64_t>> results = infer_shapes(KvCacheOp::forward, spec, given);
+    results.push_back(given[kKeyCache]), results.push_back(given[kValueCache]);
+    set_shapes(context, results);
+  });
+}
+
+inline ge::graphStatus infer_kv_cache_dtype(gert::InferDataTypeContext* context) {
+  for (size_t i : {0, 2, 3}) context->SetOutputDataType(i, context->GetRequiredInputDataType(kKvQuery));
+  context->SetOutputDataType(1, ge::DT_FLOAT);
+  return ge::GRAPH_SUCCESS;
 }
 
 inline ge::graphStatus infer_merge_dtype(gert::InferDataTypeContext* context) {

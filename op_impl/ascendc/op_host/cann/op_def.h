@@ -7,10 +7,10 @@
 namespace msf {
 
 // How the dtype of a parameter may vary (the dtype sets of ops.yaml).
-enum class Kind { data, mask, bias, sinks, f32, u8, i64 };
+enum class Kind { data, mask, bias, sinks, f32, u8, i64, lengths, blocks };
 
-// One entry per combination of dtypes: of attention, query, mask, bias and sinks vary independently of each other; of
-// the merge there are outputs alone.
+// One entry per combination of dtypes: of attention, query, mask, bias and sinks vary independently of each other; over
+// caches query, lengths, blocks and sinks do; of the merge there are outputs alone.
 constexpr int kAttention = 16, kOutputsAlone = 2;
 inline std::vector<ge::DataType> dtypes(Kind kind, int combinations) {
   std::vector<ge::DataType> column;
@@ -38,6 +38,12 @@ inline std::vector<ge::DataType> dtypes(Kind kind, int combinations) {
       case Kind::i64:
         column.push_back(ge::DT_INT64);
         break;
+      case Kind::lengths:
+        column.push_back(combination & 2 ? ge::DT_INT64 : ge::DT_INT32);
+        break;
+      case Kind::blocks:
+        column.push_back(combination & 4 ? ge::DT_INT64 : ge::DT_INT32);
+        break;
     }
   }
   return column;
@@ -49,7 +55,7 @@ inline ops::OpParamDef& declare(ops::OpParamDef& parameter, ops::Option need, Ki
   return parameter.ParamType(need).DataType(column).Format(std::vector<ge::Format>(column.size(), ge::FORMAT_ND));
 }
 
-// The kernels do not look at the dtypes of mask, bias and sinks before they run: one binary per dtype of the query.
+// The kernels do not look at the other dtypes before they run: one binary per dtype of the query.
 inline std::vector<ge::DataType> binary_dtypes(Kind kind, int combinations) {
   std::vector<ge::DataType> column = dtypes(kind, combinations);
   for (size_t i = 2; i < column.size(); ++i) column[i] = column[i % 2];

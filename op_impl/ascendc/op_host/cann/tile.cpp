@@ -1,11 +1,13 @@
 #include "ascendc/op_host/cann/tile.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "ascendc/op_host/cann/context.h"
 #include "ascendc/op_host/presets.h"
 #include "ascendc/op_host/tiling.h"
 #include "cpu/kernels.h"
+#include "cpu/kvcache.h"
 #include "cpu/merge.h"
 #include "tiling/platform/platform_ascendc.h"
 
@@ -32,6 +34,10 @@ void forward(const Problem& p) { keep(plan_forward(p, planning->soc, choose_tili
 void backward(const Problem& p) { keep(plan_backward(p, planning->soc, choose_tiling(p, planning->soc, true))); }
 void bias_grad(const Problem& p) { keep(plan_bias_grad(p, planning->soc, choose_tiling(p, planning->soc, true))); }
 
+void kv_cache(const Problem& p, const std::vector<Append>& appends) {
+  keep(plan_decode(p, appends, planning->soc, choose_tiling(p, planning->soc, false)));
+}
+
 void merge(const Merge& m) {
   const MergeTiling t = plan_merge(m, planning->soc);
   planning->bytes.resize(sizeof t);
@@ -53,12 +59,19 @@ Soc soc_of(const platform_ascendc::PlatformAscendC& platform) {
 }
 
 // What is not null is there, as far as a Problem is concerned; nobody looks at data of a device.
-char on_device[1];
+char on_device[2];
 
-Array array_of(gert::TilingContext* context, int slot) {
+// The slots in which the host would look for values, of the op that takes an input, or none: it finds none there.
+Array array_of(gert::TilingContext* context, int slot, const std::vector<int>& unknown = {}) {
   const gert::StorageShape* shape = context->GetOptionalInputShape(slot);
   const gert::CompileTimeTensorDesc* desc = context->GetOptionalInputDesc(slot);
-  Array array{slot == kSeed ? nullptr : on_device, to_vector(shape->GetStorageShape()), to_dtype(desc->GetDataType())};
+  const bool known = std::find(unknown.begin(), unknown.end(), slot) == unknown.end();
+  return {known ? on_device : nullptr, to_vector(shape->GetStorageShape()), to_dtype(desc->GetDataType())};
+}
+
+// Of an attention op.
+Array attention_array(gert::TilingContext* context, int slot) {
+  Array array = array_of(context, slot, {kSeed});
   if (slot == kCuQ || slot == kCuK) {
     const gert::Tensor* lengths = context->GetOptionalInputTensor(slot);
     if (!lengths || !lengths->GetData<int64_t>()) reject("the cumulative lengths must be known to the host.");
@@ -106,7 +119,7 @@ ge::graphStatus tile(gert::TilingContext* context) {
     const int inputs = OP == Op::forward ? int(kForwardInputs) : int(kBackwardInputs);
     std::vector<Array> arrays;
     for (int slot = 0; slot < inputs; ++slot)
-      arrays.push_back(spec.has(slot) ? array_of(context, slot) : Array{nullptr, {}, DType::none});
+      arrays.push_back(spec.has(slot) ? attention_array(context, slot) : Array{nullptr, {}, DType::none});
     add_outputs(context, OP == Op::bias_grad ? 1 : 4, &arrays);
     plan_launch(context, [&] { run(OP, spec, arrays); });
   });
@@ -115,13 +128,27 @@ ge::graphStatus tile(gert::TilingContext* context) {
 }  // namespace
 
 const Kernels* selected_kernels() {
-  static const Kernels table{"ascend", 0, forward, backward, bias_grad, {}, {}, {}, {}, merge};
+  static const Kernels table{"ascend", 0, forward, backward, bias_grad, {}, {}, {}, {}, merge, kv_cache};
   return &table;
 }
 
 ge::graphStatus tile_forward(gert::TilingContext* context) { return tile<Op::forward>(context); }
 ge::graphStatus tile_backward(gert::TilingContext* context) { return tile<Op::backward>(context); }
 ge::graphStatus tile_bias_grad(gert::TilingContext* context) { return tile<Op::bias_grad>(context); }
+
+ge::graphStatus tile_kv_cache(gert::TilingContext* context) {
+  return guarded(context->GetNodeName(), [&] {
+    const KvCacheSpec spec(text_of(context));
+    std::vector<Array> arrays;
+    for (int slot = 0; slot < kKvCacheInputs; ++slot)
+      arrays.push_back(spec.has(slot) ? array_of(context, slot, {kCacheLengths, kBlockTable})
+                                      : Array{nullptr, {}, DType::none});
+    // two tensors, wherever they are
+    arrays[kValueCache].data = static_cast<char*>(arrays[kValueCache].data) + 1;
+    add_outputs(context, 2, &arrays);
+    plan_launch(context, [&] { run(KvCacheOp::forward, spec, arrays); });
+  });
+}
 
 ge::graphStatus tile_merge(gert::TilingContext* context) {
   return guarded(context->GetNodeName(), [&] {

@@ -28,15 +28,19 @@ __aicore__ inline void Decode(const DecodeTiling& t, Address tiling, const Input
 
 }  // namespace msf
 
-extern "C" __global__ __aicore__ void ms_flash_decode(GM_ADDR query, GM_ADDR k_cache, GM_ADDR v_cache, GM_ADDR k,
-                                                      GM_ADDR v, GM_ADDR cache_seqlens, GM_ADDR block_table,
-                                                      GM_ADDR alibi_slopes, GM_ADDR sinks, GM_ADDR out, GM_ADDR lse,
-                                                      GM_ADDR workspace, GM_ADDR tiling) {
+// The caches come as inputs and as outputs (`_ref`): the same memory. `query` and `k` come rotated, so there is no
+// rotary_cos and rotary_sin; the tiling refuses them.
+extern "C" __global__ __aicore__ void ms_flash_kv_cache(GM_ADDR query, GM_ADDR k_cache, GM_ADDR v_cache, GM_ADDR k,
+                                                        GM_ADDR v, GM_ADDR cache_seqlens, GM_ADDR block_table,
+                                                        GM_ADDR rotary_cos, GM_ADDR rotary_sin, GM_ADDR alibi_slopes,
+                                                        GM_ADDR sinks, GM_ADDR out, GM_ADDR lse, GM_ADDR k_cache_ref,
+                                                        GM_ADDR v_cache_ref, GM_ADDR workspace, GM_ADDR tiling) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIC_1_2);
   REGISTER_TILING_DEFAULT(msf::DecodeTilingBuffer);
   AscendC::InitSocState();
   AscendC::SetSaturationFlag<AscendC::SaturationMode::FLOAT>(false);  // NaN and Inf stay what they are
   GET_TILING_DATA_WITH_STRUCT(msf::DecodeTiling, t, tiling);
+  (void)rotary_cos, (void)rotary_sin, (void)k_cache_ref, (void)v_cache_ref;
   const msf::Inputs in{query,   k_cache, v_cache, nullptr, nullptr,       alibi_slopes, sinks,
                        nullptr, nullptr, nullptr, nullptr, cache_seqlens, block_table};
   const msf::Outputs rows{out, lse, nullptr, nullptr};
