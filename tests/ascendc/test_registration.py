@@ -197,6 +197,17 @@ def fnv(data):
     return value
 
 
+def inferred(library, op, count):
+    """(shape, dtype) of the first results of `op`, of the inputs that were set."""
+    assert library.msf_infer(op) == 0
+    results = []
+    for i in range(count):
+        dims = (ctypes.c_int64 * 8)()
+        rank = library.msf_output(i, dims)
+        results.append((tuple(dims[:rank]), registration.DTYPES[library.msf_output_dtype(i)]))
+    return results
+
+
 @pytest.mark.parametrize("layout", ["BNSD", "BSND"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_merge_is_inferred_and_tiled(layout, dtype):
@@ -206,12 +217,7 @@ def test_the_merge_is_inferred_and_tiled(layout, dtype):
     heads, rows = (5, 70) if layout == "BNSD" else (70, 5)
     for slot, (dims, code) in enumerate([(shape, _CODES[dtype]), ((3, 2, heads, rows), _CODES["float32"])]):
         library.msf_input(slot, len(dims), (ctypes.c_int64 * 8)(*dims), code, None)
-    assert library.msf_infer(op) == 0
-    results = []
-    for i in range(2):
-        dims = (ctypes.c_int64 * 8)()
-        rank = library.msf_output(i, dims)
-        results.append((tuple(dims[:rank]), registration.DTYPES[library.msf_output_dtype(i)]))
+    results = inferred(library, op, 2)
     outs, lses = Arg(shape, dtype), Arg((3, 2, heads, rows), "float32")
     assert results == backend._merged(MergeSpec.parse("test", (outs, lses), layout))
     assert library.msf_tile(op) == 0
@@ -259,12 +265,7 @@ def test_attention_over_caches_is_inferred_and_tiled_without_their_lengths(name)
     """The tiling is bit by bit that of the twin, which has the lengths, and does not depend on them."""
     spec = cache_request(**CACHES[name])
     library, op = begin_over_caches(spec)
-    assert library.msf_infer(op) == 0
-    results = []
-    for i in range(4):
-        dims = (ctypes.c_int64 * 8)()
-        rank = library.msf_output(i, dims)
-        results.append((tuple(dims[:rank]), registration.DTYPES[library.msf_output_dtype(i)]))
+    results = inferred(library, op, 4)
     assert results == [*backend._cached(spec), tuple(spec.inputs[1]), tuple(spec.inputs[2])]
     assert library.msf_tile(op) == 0
     size = library.msf_tiling(None, ctypes.c_int64(-1))
