@@ -117,14 +117,17 @@ class Plan(Runs):
         suite = SUITES[args.suite]
         self.peers, self.threads = args.peers or (suite.quick_peers if args.quick else suite.peers), threads
         self.memory = not args.no_memory
+        # MindSpore's float16 kernels are the same in a graph and out of it, and take up to a minute a run: once will do
+        self.half_peers = args.peers or tuple(peer for peer in self.peers if peer != "mindspore-pynative")
         shapes = args.shapes or (suite.quick_cases if args.quick else suite.cases)
         dtypes = args.dtypes or (suite.quick_dtypes if args.quick else suite.dtypes)
         self.problems = [(CASES[shape], dtype) for shape in shapes for dtype in dtypes]
-        # Memory is measured once per problem, with the full mask only when time is short.
-        self.memory_causal = (False,) if args.quick else (False, True)
+        # A process for each number: the other dtypes would take 15 minutes, and show the same tensors at half the size.
+        self.memory_dtype = dtypes[0]
         super().__init__(args, progress(sum(
             len(self.threads) * len(self.variants(case))
-            + len(self.trained(case)) * len(self.memory_variants(case)) for case, _ in self.problems)))
+            + len(self.trained(case, dtype)) * len(self.memory_variants(case, dtype))
+            for case, dtype in self.problems)))
 
     @staticmethod
     def failed(row: dict) -> bool:
@@ -136,40 +139,42 @@ class Plan(Runs):
         """(direction, causal) of the rows."""
         return [(direction, causal) for causal in case.causal for direction in case.directions]
 
-    def memory_variants(self, case: Case) -> list:
-        """Those whose memory is measured: training steps."""
-        return [v for v in self.variants(case) if self.memory and v[0] == "fwd+bwd" and v[1] in self.memory_causal]
+    def memory_variants(self, case: Case, dtype: str) -> list:
+        """Those whose memory is measured: training steps without mask."""
+        wanted = [("fwd+bwd", False)] if self.memory and dtype == self.memory_dtype else []
+        return [variant for variant in self.variants(case) if variant in wanted]
 
-    def peers_of(self, case: Case) -> tuple:
+    def peers_of(self, case: Case, dtype: str) -> tuple:
         """Who runs it besides us."""
-        return case.peers or self.peers
+        return case.peers or (self.peers if dtype == "float32" else self.half_peers)
 
-    def implementations(self, case: Case) -> list:
+    def implementations(self, case: Case, dtype: str) -> list:
         """Ours and the peers', each once."""
         from .peers import PEERS
 
-        return list(dict.fromkeys([*(PEERS[peer] for peer in self.peers_of(case)), *self.peers_of(case)]))
+        peers = self.peers_of(case, dtype)
+        return list(dict.fromkeys([*(PEERS[peer] for peer in peers), *peers]))
 
-    def trained(self, case: Case) -> list:
+    def trained(self, case: Case, dtype: str) -> list:
         """Those of them that train, whose memory is measured."""
-        return [name for name in self.implementations(case) if not name.startswith("ort-")]
+        return [name for name in self.implementations(case, dtype) if not name.startswith("ort-")]
 
     def rows(self):
         """Yields a dict per row of the table."""
         for case, dtype in self.problems:
             memory = {variant: {} for variant in self.variants(case)}
-            for variant in self.memory_variants(case):
-                for name in self.trained(case):  # a process each: MindSpore's pool never gives back
+            for variant in self.memory_variants(case, dtype):
+                for name in self.trained(case, dtype):  # a process each: MindSpore's pool never gives back
                     results = self.measure("memory", case, dtype, [variant], [name], max(self.threads))
                     memory[variant].update(next(results))
             for threads in self.threads:
                 variants = self.variants(case)
-                results = self.measure("time", case, dtype, variants, self.implementations(case), threads)
+                results = self.measure("time", case, dtype, variants, self.implementations(case, dtype), threads)
                 for (direction, causal), times in zip(variants, results):
                     head = {**{column: getattr(case, column) for column in COLUMNS[1:7]}, "shape": case.name,
                             "dtype": dtype, "direction": direction, "causal": int(causal), "threads": threads}
                     limit = of_limit(case, dtype, direction, causal, times.pop("limits", None))
-                    for peer in self.peers_of(case):
+                    for peer in self.peers_of(case, dtype):
                         yield {**head, **compare(peer, times, memory[direction, causal], limit)}
 
 

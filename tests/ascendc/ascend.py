@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import ClassVar
 
+import driver
 import native
 import numpy as np
 
@@ -23,43 +24,48 @@ _FLAGS = ["-std=gnu++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wext
 _library = None
 
 
-def _run(*command):
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    assert done.returncode == 0, " ".join(str(part) for part in command) + "\n" + done.stderr[-8000:]
-
-
 def build(kernels=KERNELS, flags=(), where=None):
     """The shared library of these kernel sources; what was built from the same sources before is used again."""
-    kernels = Path(kernels)
     where = Path(where or os.environ.get("MS_FLASH_TEST_BUILD", ROOT / "build" / "ascendc"))
     where.mkdir(parents=True, exist_ok=True)
+    with open(where / "lock", "w") as lock:  # of the test processes that want it at once, one builds
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build(Path(kernels), list(flags), where)
+
+
+def _build(kernels, flags, where):
     cpu = ("address", "api", "cache", "call", "infer", "kernels", "kvcache", "matrix", "merge", "mha",
            "mindspore_aot", "threads", "view")
     headers = sorted([*kernels.glob("*.h"), *ASCENDC.rglob("*.h"), *(OP_IMPL / "common").glob("*.h"),
                       *(OP_IMPL / "cpu" / f"{name}.h" for name in cpu)])
-    base = hashlib.sha256(repr((_FLAGS, list(flags))).encode())
+    base = hashlib.sha256(repr((_FLAGS, flags)).encode())
     for header in headers:
         base.update(header.read_bytes())
     sources = [*sorted(kernels.glob("*.cpp")), *sorted((ASCENDC / "op_host").glob("*.cpp")),
                *sorted((ASCENDC / "twin_lib").glob("*.cpp")),
                *(OP_IMPL / "cpu" / f"{name}.cpp" for name in ("call", "kvcache", "memory", "merge", "mha"))]
-    objects = []
+    objects, missing = [], []
     for source in sources:
         key = base.copy()
         key.update(source.read_bytes())
         target = where / f"{source.stem}-{key.hexdigest()[:16]}.o"
         if not target.exists():
-            part = target.with_suffix(f".{os.getpid()}")
-            _run("g++", *_FLAGS, *flags, "-I", kernels, "-I", OP_IMPL, "-I", ASCENDC / "twin", "-c", source, "-o", part)
-            part.rename(target)
+            missing.append((["g++", *_FLAGS, *flags, "-I", kernels, "-I", OP_IMPL, "-I", ASCENDC / "twin", "-c", source,
+                             "-o", target.with_suffix(".part")], target))
         objects.append(target)
+    _make(missing)
     name = hashlib.sha256(" ".join(str(o) for o in objects).encode()).hexdigest()[:16]
     library = where / f"libms_flash_ascend_twin-{name}.so"
     if not library.exists():
-        part = library.with_suffix(f".{os.getpid()}")
-        _run("g++", "-shared", *objects, "-o", part)
-        part.rename(library)
+        _make([(["g++", "-shared", *objects, "-o", library.with_suffix(".part")], library)])
     return library
+
+
+def _make(targets):
+    """Runs the command of each target, which writes it under the name that ends in .part."""
+    driver.run_all([[str(part) for part in command] for command, _ in targets])
+    for _, target in targets:
+        target.with_suffix(".part").rename(target)
 
 
 def load(path):

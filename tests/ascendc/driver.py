@@ -42,13 +42,13 @@ def build(*sources, flags=()):
         BUILD.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=BUILD) as folder:
             objects = [Path(folder) / f"{source.stem}.o" for source in sources]
-            _run_all([[*command, "-c", str(source), "-o", str(out)] for source, out in zip(sources, objects)])
-            _run_all([[*command, "-shared", *map(str, objects), "-o", f"{folder}/library.so"]])
+            run_all([[*command, "-c", str(source), "-o", str(out)] for source, out in zip(sources, objects)])
+            run_all([[*command, "-shared", *map(str, objects), "-o", f"{folder}/library.so"]])
             Path(folder, "library.so").replace(library)
     return library
 
 
-def _run_all(commands):
+def run_all(commands):
     """Runs commands, as many at a time as there are processors."""
 
     def run(command):
