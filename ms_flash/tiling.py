@@ -11,6 +11,7 @@ import json
 import os
 
 from . import library, op_table
+from .direct import INPUTS, Call, with_inputs
 from .shape import Shape
 
 SOCS = ("910B1", "910B2", "910B3", "910B4")
@@ -18,10 +19,9 @@ DTYPES = {"fp16": "float16", "float16": "float16", "bf16": "bfloat16", "bfloat16
 OPS = ("fwd", "bwd", "bias_grad")
 MEMORY = {"UB": 192 << 10, "L1": 512 << 10, "L0A": 64 << 10, "L0B": 64 << 10, "L0C": 128 << 10}
 _ITEM = {"float16": "u2", "bfloat16": "u2", "float32": "f4", "bool": "u1"}
-_INPUTS = len(op_table.input_names())
 
 
-class Call:
+class TwinCall(Call):
     """A call of an op on the twin's library by shapes alone: no data, nothing computed.
 
     Args:
@@ -34,28 +34,22 @@ class Call:
     """
 
     def __init__(self, shape, op="fwd", dtype="float16", window=(-1, -1), present=(), v_head_dim=0):
-        self.op = op
         query, key, value, out, rows, plane = (
             (shape.batch, shape.heads, shape.q_len, shape.head_dim),
             (shape.batch, shape.kv_heads, shape.kv_len, shape.head_dim),
             (shape.batch, shape.kv_heads, shape.kv_len, v_head_dim or shape.head_dim),
             (shape.batch, shape.heads, shape.q_len, v_head_dim or shape.head_dim),
             (shape.batch, shape.heads, shape.q_len), (1, 1, shape.q_len, shape.kv_len))
-        given = {"query": (query, dtype), "key": (key, dtype), "value": (value, dtype)}
-        given.update({name: (plane, "bool" if name == "attn_mask" else "float32") for name in present})
-        self.arrays = [given.get(name) for name in op_table.input_names()]
+        arrays = with_inputs((query, dtype), (key, dtype), (value, dtype), **{
+            name: (plane, "bool" if name == "attn_mask" else "float32") for name in present})
         statistics = [(rows, "float32")] * 2
         if op == "fwd":
-            self.arrays += [(out, dtype), (rows, "float32"), *statistics]
+            arrays += [(out, dtype), (rows, "float32"), *statistics]
         else:
-            self.arrays += [(out, dtype), *statistics, (out, dtype), (rows, "float32")]
-            self.arrays += [(plane, "float32")] if op == "bias_grad" else [
+            arrays += [(out, dtype), *statistics, (out, dtype), (rows, "float32")]
+            arrays += [(plane, "float32")] if op == "bias_grad" else [
                 (query, dtype), (key, dtype), (value, dtype), ((1,), "float32")]
-        fields = {"layout": "BNSD", "heads": 0, "kv_heads": 0, "packed": 0, "scale": "default", "left": window[0],
-                  "right": window[1], "align": "bottom_right", "softcap": "0x0p+0", "dropout": "0x0p+0", "seed": 0,
-                  "offset": 0, "precision": "default", "block_m": 0, "block_n": 0,
-                  "present": "".join("01"[array is not None] for array in self.arrays[:_INPUTS])}
-        self.spec = ";".join(f"{key}={value}" for key, value in fields.items())
+        super().__init__(op, arrays, window)
 
     def plan(self) -> dict:
         """What the host tiling decides.
@@ -65,9 +59,9 @@ class Call:
         """
         native = library.ASCEND_TWIN.load()
         anything = ctypes.create_string_buffer(1)   # nobody reads it, but an input is there if its pointer is not null
-        inputs = _INPUTS if self.op == "fwd" else _INPUTS + 5
+        inputs = INPUTS if self.op == "fwd" else INPUTS + 5
         pointers = [ctypes.addressof(anything) if array else None for array in self.arrays[:inputs]]
-        text = native.msflash_ascend_plan(*self._arguments(pointers + [None] * (len(self.arrays) - inputs)))
+        text = native.msflash_ascend_plan(*self.arguments(pointers + [None] * (len(self.arrays) - inputs)))
         if text is None:
             raise ValueError(native.msflash_ascend_last_error().decode())
         return json.loads(text)
@@ -83,18 +77,9 @@ class Call:
 
         native = library.ASCEND_TWIN.load()
         memory = [array and np.zeros(array[0], _ITEM[array[1]]) for array in self.arrays]   # touched only if used
-        if native.msflash_ascend_call(*self._arguments([None if x is None else x.ctypes.data for x in memory])):
+        if native.msflash_ascend_call(*self.arguments([None if x is None else x.ctypes.data for x in memory])):
             raise ValueError(native.msflash_ascend_last_error().decode())
         return json.loads(native.msflash_ascend_last_report())
-
-    def _arguments(self, pointers):
-        count = len(self.arrays)
-        shapes = [(ctypes.c_int64 * 4)(*(array[0] if array else ())) for array in self.arrays]
-        return (self.op.encode(), self.spec.encode(), count, (ctypes.c_void_p * count)(*pointers),
-                (ctypes.c_int * count)(*(len(array[0]) if array else 0 for array in self.arrays)),
-                (ctypes.POINTER(ctypes.c_int64) * count)(*(ctypes.cast(s, ctypes.POINTER(ctypes.c_int64))
-                                                           for s in shapes)),
-                (ctypes.c_char_p * count)(*(array[1].encode() if array else b"none" for array in self.arrays)))
 
 
 def tile_cycles(name: str) -> tuple[float, float]:
@@ -134,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         present = ("bias",) if args.op == "bias_grad" else ()
         window = (left, 0 if args.causal else right)
         shape, v_head_dim = args.shape
-        plan = Call(shape, args.op, DTYPES[args.dtype], window, present, v_head_dim).plan()
+        plan = TwinCall(shape, args.op, DTYPES[args.dtype], window, present, v_head_dim).plan()
     except ValueError as error:
         print(error)
         return 2

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import importlib.util
 import io
+import itertools
 import json
 import os
 import re
@@ -99,20 +100,21 @@ def test_doctor_finds_wrong_results(tmp_path):
 
 # ---- bench ---------------------------------------------------------------------------------------------------------
 def test_bench_prints_and_writes_the_same_csv(tmp_path):
-    done = run("bench", "--shapes", "bert", "--dtypes", "float32", "--threads", "1", "--quick", "--seconds", "0.01",
-               "--out", str(tmp_path))
+    done = run("bench", "--shapes", "bert", "--dtypes", "float32", "--quick", "--seconds", "0.01", "--out",
+               str(tmp_path))
     assert done.returncode == 0, done.stderr
+    cores = len(os.sched_getaffinity(0))
     table, last = done.stdout.rsplit("targets met: ", 1)
     table = "".join(line for line in table.splitlines(keepends=True) if not line.startswith("missed: "))
     assert (tmp_path / "cpu.csv").read_text() == table
-    assert re.fullmatch(r"\d+ / 4\n", last)     # bert against the compiled graph
+    assert re.fullmatch(rf"\d+ / {4 if cores > 1 else 0}\n", last)    # bert against the compiled graph
     assert json.loads((tmp_path / "cpu.json").read_text())["ms_flash"] == __version__
     rows = list(csv.DictReader(io.StringIO(table)))
     assert [(r["direction"], r["causal"], r["peer"]) for r in rows] == [
         (direction, causal, peer) for causal in "01" for direction in ("fwd", "fwd+bwd")
         for peer in ("mindspore-jit", "mindspore-pynative")]
     for row in rows:
-        assert row["note"] == "" and row["threads"] == "1"
+        assert row["note"] == "" and row["threads"] == str(cores)
         assert float(row["ours_ms"]) > 0 and float(row["peer_ms"]) > 0 and 0 < float(row["of_limit"]) < 150
         assert float(row["ratio_low"]) <= float(row["ratio"]) <= float(row["ratio_high"])
         measured = row["direction"] == "fwd+bwd" and row["causal"] == "0"
@@ -144,6 +146,7 @@ SMALL = {
     "varlen": cases.Case("varlen", 1, 2, 2, 50, 50, 16, lengths=(7, 43)),
     "decode": cases.Case("decode", 1, 4, 2, 1, 65, 16, directions=("fwd",), causal=(False,)),
     "window": cases.Case("window", 1, 2, 2, 40, 40, 16, causal=(False,), window=5),
+    "layers": cases.Case("layers", 1, 4, 2, 33, 33, 16, calls=3),
 }
 
 
@@ -157,7 +160,8 @@ def test_all_that_is_compared_computes_the_same(case, direction, causal):
         try:
             results[name] = make(SMALL[case], "float32", direction, causal)()
         except peers.NotOffered:
-            assert name.startswith("ort-") or (name == "torch" and SMALL[case].window >= 0)
+            assert name.startswith("ort-") or (name == "torch" and SMALL[case].window >= 0) or (
+                name == "ms_flash-kernel" and SMALL[case].lengths)
     results.pop("mindspore-op", None)   # a call and nothing more
     if SMALL[case].window >= 0:
         more, less = results.pop("ms_flash-full"), results["ms_flash-jit"]
@@ -203,7 +207,8 @@ def test_rounds_are_interleaved():
     log = []
     times = interleaved({"a": lambda: log.append("a"), "b": lambda: log.append("b")}, seconds=0.0, rounds=3)
     assert {name: len(t) for name, t in times.items()} == {"a": 3, "b": 3}
-    assert log == ["b", "a", "a", "b", "b", "a"]
+    assert [name for name, _ in itertools.groupby(log)] == ["b", "a", "b", "a"]
+    assert min(log.count("a"), log.count("b")) > 100    # bursts of what takes no time
 
 
 def test_a_slow_step_drops_out(monkeypatch):

@@ -18,10 +18,11 @@ from .claims import ClaimsPlan, summary
 from .onnx import ONNX_CASES, OnnxPlan
 from .runs import Runs
 
-COLUMNS = ("shape", "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "dtype", "direction", "causal",
-           "threads", "peer", "ours_ms", "peer_ms", "ratio", "ratio_low", "ratio_high", "of_limit", "ours_mib",
-           "peer_mib", "memory_ratio", "note")
+COLUMNS = ("shape", "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "calls", "dtype",
+           "direction", "causal", "threads", "peer", "ours_ms", "peer_ms", "ratio", "ratio_low", "ratio_high",
+           "of_limit", "ours_mib", "peer_mib", "memory_ratio", "note")
 DTYPES = ("float32", "float16", "bfloat16")
+KERNEL = "ms_flash-kernel"
 _PLANS = {"fusion": fusion.FusionPlan, "onnx": OnnxPlan, "ascend-model": ascend_model.AscendModelPlan,
           "claims": ClaimsPlan}   # the other suites
 _PEERS = tuple(dict.fromkeys(peer for suite in SUITES.values() for peer in suite.peers))
@@ -169,28 +170,29 @@ class Plan(Runs):
                     memory[variant].update(next(results))
             for threads in self.threads:
                 variants = self.variants(case)
-                results = self.measure("time", case, dtype, variants, self.implementations(case, dtype), threads)
+                results = self.measure("time", case, dtype, variants, [KERNEL, *self.implementations(case, dtype)],
+                                       threads)
                 for (direction, causal), times in zip(variants, results):
-                    head = {**{column: getattr(case, column) for column in COLUMNS[1:7]}, "shape": case.name,
+                    head = {**{column: getattr(case, column) for column in COLUMNS[1:8]}, "shape": case.name,
                             "dtype": dtype, "direction": direction, "causal": int(causal), "threads": threads}
-                    limit = of_limit(case, dtype, direction, causal, times.pop("limits", None))
+                    limit = of_limit(case, dtype, direction, causal, times.pop(KERNEL), times.pop("limits", None))
                     for peer in self.peers_of(case, dtype):
-                        yield {**head, **compare(peer, times, memory[direction, causal], limit)}
+                        yield {**head, **compare(peer, times, memory[direction, causal]), "of_limit": limit}
 
 
-def of_limit(case: Case, dtype: str, direction: str, causal: bool, limits):
-    """Function: seconds -> percent of what the machine can do at most: multiplications with addition, or for a single
-    query, which waits for memory, reading of keys and values."""
-    if limits is None:
-        return lambda seconds: None
+def of_limit(case: Case, dtype: str, direction: str, causal: bool, kernel, limits):
+    """Percent that our kernels alone reach of what the machine can do at most: multiplications with addition, or for a
+    single query, which waits for memory, reading of keys and values. ``None`` where they were not measured alone."""
+    if isinstance(kernel, str):
+        return None
     if case.q_len == 1:
         least = case.read_bytes(4 if dtype == "float32" else 2) / limits["bytes"]
     else:
         least = case.flops(direction, causal) / limits["flops"]
-    return lambda seconds: round(100 * least / seconds, 1)
+    return round(100 * least / statistics.median(kernel), 1)
 
 
-def compare(peer: str, times: dict, memory: dict, limit) -> dict:
+def compare(peer: str, times: dict, memory: dict) -> dict:
     """The measured columns of a row: `peer` against the implementation of ours that is called in the same way.
 
     Ratios are of the rounds, each against the run of ours beside it: their median and quartiles. More than 1 = ours is
@@ -198,15 +200,13 @@ def compare(peer: str, times: dict, memory: dict, limit) -> dict:
     """
     from .peers import PEERS
 
-    columns = dict.fromkeys(COLUMNS[12:])
+    columns = dict.fromkeys(COLUMNS[13:])
     notes, ours = [], PEERS[peer]
     for column, name in (("ours_ms", ours), ("peer_ms", peer)):
         if isinstance(times[name], str):
             notes.append(f"{name}: {times[name]}")
         else:
             columns[column] = round(1e3 * statistics.median(times[name]), 3)
-    if columns["ours_ms"]:
-        columns["of_limit"] = limit(columns["ours_ms"] / 1e3)
     if columns["ours_ms"] and columns["peer_ms"]:
         ratios = [b / a for a, b in zip(times[ours], times[peer])]
         quartiles = statistics.quantiles(ratios, n=4, method="inclusive")

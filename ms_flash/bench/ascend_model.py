@@ -98,12 +98,12 @@ def notes(rows: list):
     yield from aims(rows)
 
 
-def call_of(case: Case, direction: str, causal: bool) -> tiling.Call:
+def call_of(case: Case, direction: str, causal: bool) -> tiling.TwinCall:
     """The call that is modelled."""
-    return tiling.Call(case, direction, "float16", (-1, 0 if causal else -1))
+    return tiling.TwinCall(case, direction, "float16", (-1, 0 if causal else -1))
 
 
-def gain(call: tiling.Call, plain: dict, **setting) -> float:
+def gain(call: tiling.TwinCall, plain: dict, **setting) -> float:
     """How many times the cycles a kernel takes with `setting`, which takes something away from it."""
     library.configure_twin(**setting)
     try:

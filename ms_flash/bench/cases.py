@@ -10,13 +10,15 @@ from ..shape import Shape
 @dataclasses.dataclass(frozen=True)
 class Case(Shape):
     """One problem size. With `lengths`, sequences of these lengths lie end to end, `q_len` = `kv_len` is the sum; with
-    a `window`, both lengths are the same."""
+    a `window`, both lengths are the same. A step is `calls` attentions in turn, each with keys and values of its own,
+    like the layers of a model: launching a graph is no part of attention (the case "call" measures it)."""
 
     directions: tuple[str, ...] = ("fwd", "fwd+bwd")
     causal: tuple[bool, ...] = (False, True)
     lengths: tuple[int, ...] = ()
     window: int = -1    # keys before each query that it sees, causal; -1: all
     peers: tuple[str, ...] = ()     # instead of those of the suite
+    calls: int = 1
 
     def flops(self, direction: str, causal: bool) -> float:
         """Multiplications and additions of the products: 4 D per head and pair of query and key that see each other in
@@ -37,11 +39,11 @@ _INFERENCE = {"directions": ("fwd",), "causal": (False,)}  # one query sees the 
 
 CASES = {case.name: case for case in (
     #     name         batch heads kv_heads q_len kv_len head_dim
-    Case("s512",        1,    8,    8,      512,  512,   64),
-    Case("s1024",       1,    8,    8,      1024, 1024,  64),
+    Case("s512",        1,    8,    8,      512,  512,   64, calls=8),
+    Case("s1024",       1,    8,    8,      1024, 1024,  64, calls=2),
     Case("s2048",       1,    8,    8,      2048, 2048,  64),
     Case("s4096",       1,    8,    8,      4096, 4096,  64),
-    Case("bert",        4,    12,   12,     128,  128,   64),
+    Case("bert",        4,    12,   12,     128,  128,   64, calls=8),
     Case("h32d128",     1,    32,   32,     1024, 1024,  128),
     Case("gqa",         1,    32,   8,      1024, 1024,  128),
     Case("decode",      1,    16,   16,     1,    8192,  128, **_INFERENCE),
@@ -88,13 +90,15 @@ class Target:
         return all(row[column] in allowed for column, allowed in self.where.items())
 
 
+_SEVERAL = range(2, 4097)   # threads
 _D64, _D128, _HALF = ("s512", "s1024", "s2048", "s4096"), ("h32d128", "gqa"), ("float16", "bfloat16")
 
 
 def _targets(text, shapes, dtypes, direction, causal, torch=None, jit=None, limit=None):
-    """Against PyTorch, against MindSpore's compiled graph, and in percent of the limit with one thread."""
+    """With all cores against PyTorch and MindSpore's compiled graph, and with one in percent of the limit."""
     where = {"shape": shapes, "dtype": dtypes, "direction": (direction,), "causal": causal}
-    rows = [("ratio", torch, {"peer": ("torch",)}), ("ratio", jit, {"peer": ("mindspore-jit",)}),
+    rows = [("ratio", torch, {"peer": ("torch",), "threads": _SEVERAL}),
+            ("ratio", jit, {"peer": ("mindspore-jit",), "threads": _SEVERAL}),
             ("of_limit", limit, {"peer": ("mindspore-jit",), "threads": (1,)})]
     return [Target(text, column, least, {**where, **more}) for column, least, more in rows if least]
 
@@ -114,7 +118,7 @@ TARGETS = (
     *_targets("16-bit forward + backward", _D64, _HALF, "fwd+bwd", (0, 1), torch=5),
     *_targets("decoding", ("decode", "decode-gqa"), ("float32",), "fwd", (0,), torch=1.4, jit=1.3, limit=70),
     *_targets("decoding, 16-bit", ("decode", "decode-gqa"), _HALF, "fwd", (0,), torch=3.5, limit=70),
-    Target("window of 256", "ratio", 6, {"shape": ("window256",), "direction": ("fwd",)}),
+    Target("window of 256", "ratio", 6, {"shape": ("window256",), "direction": ("fwd",), "threads": _SEVERAL}),
     Target("a call takes 1.5 times one of MindSpore's own at most", "ratio", 0.67, {"shape": ("call",)}),
     *_targets("odd sizes", ("odd", "varlen", "bert"), ("float32",), "fwd", (0, 1), torch=1.3, jit=1.8),
     *_targets("odd sizes", ("odd", "varlen", "bert"), ("float32",), "fwd+bwd", (0, 1), torch=1.3, jit=1.8),

@@ -17,6 +17,7 @@ from mindspore import Tensor, nn, ops
 
 import ms_flash
 
+from .. import direct
 from .cases import Case
 
 
@@ -33,7 +34,12 @@ class _Ours(nn.Cell):
         self.window = (case.window, 0) if case.window >= 0 else (-1, -1)
         self.lengths = Tensor(np.cumsum([0, *case.lengths]), ms.int32) if case.lengths else None
 
-    def construct(self, query, key, value):
+    def construct(self, query, *pairs):
+        for i in range(0, len(pairs), 2):
+            query = self.attention(query, pairs[i], pairs[i + 1])
+        return query
+
+    def attention(self, query, key, value):
         if self.lengths is None:
             return ms_flash.flash_attention(query, key, value, causal=self.causal, window_size=self.window)
         return ms_flash.flash_attention_varlen(query, key, value, self.lengths, self.lengths, causal=self.causal)
@@ -52,7 +58,7 @@ class _Operator(nn.Cell):
     def __init__(self, case: Case, causal: bool, dtype):
         super().__init__()
 
-    def construct(self, query, key, value):
+    def construct(self, query, *pairs):
         return ops.add(query, query)    # whatever the shape of the key
 
 
@@ -73,9 +79,14 @@ class _Naive(nn.Cell):
                 mask += np.tril(np.full((longest, longest), -1e4, np.float32), -case.window - 1)
             self.mask = Tensor(np.tile(mask, (self.group, 1))).astype(dtype)
 
-    def construct(self, query, key, value):
+    def construct(self, query, *pairs):
+        for i in range(0, len(pairs), 2):
+            query = self.attention(query, pairs[i], pairs[i + 1])
+        return query
+
+    def attention(self, query, key, value):
         if self.bounds is None:
-            return self.attention(query, key, value, self.mask)
+            return self.padded(query, key, value, self.mask)
         # sequence by sequence, (T, N, D): less work than padding all of them to the longest
         outs = ()
         for start, stop in self.bounds:
@@ -83,10 +94,10 @@ class _Naive(nn.Cell):
             mask = None
             if self.mask is not None:
                 mask = self.mask[:stop - start, :stop - start]
-            outs += (self.attention(q.swapaxes(0, 1), k.swapaxes(0, 1), v.swapaxes(0, 1), mask).swapaxes(0, 1),)
+            outs += (self.padded(q.swapaxes(0, 1), k.swapaxes(0, 1), v.swapaxes(0, 1), mask).swapaxes(0, 1),)
         return ops.concat(outs)
 
-    def attention(self, query, key, value, mask):
+    def padded(self, query, key, value, mask):
         # grouped heads as more queries per key head: no copy of key and value, MindSpore's fastest form by far
         shape = query.shape
         if self.group > 1:
@@ -98,15 +109,15 @@ class _Naive(nn.Cell):
 
 
 class _Step(nn.Cell):
-    """Forward and backward: the gradients of query, key and value."""
+    """Forward and backward: the gradients of query, keys and values."""
 
     def __init__(self, net):
         super().__init__()
         self.net = net
         self.grad = ops.GradOperation(get_all=True, sens_param=True)
 
-    def construct(self, query, key, value, dout):
-        return self.grad(self.net)(query, key, value, dout)
+    def construct(self, *inputs):
+        return self.grad(self.net)(*inputs)     # the last one is the gradient of the output
 
 
 def _shapes(case):
@@ -118,24 +129,49 @@ def _shapes(case):
 
 
 def _arrays(case):
-    """Query, key, value and the gradient of the output, float32."""
-    rng, shapes = np.random.default_rng(0), _shapes(case)
-    return [rng.standard_normal(shape, np.float32) for shape in [*shapes, shapes[0]]]
+    """Query, key and value of each call, and the gradient of the output, float32."""
+    rng, (query, *pair) = np.random.default_rng(0), _shapes(case)
+    return [rng.standard_normal(shape, np.float32) for shape in [query, *pair * case.calls, query]]
 
 
 def _mindspore(cell, compiled):
     def implementation(case: Case, dtype: str, direction: str, causal: bool):
         dtype = getattr(ms, dtype)
         # For a forward no gradient is made: its memory, free again, would take the output, and no growth be seen.
-        query, key, value, *dout = (Tensor(x).astype(dtype) for x in _arrays(case)[:3 if direction == "fwd" else 4])
+        inputs = [Tensor(x).astype(dtype) for x in _arrays(case)[:-1 if direction == "fwd" else None]]
         net = cell(case, causal, dtype)
         if direction == "fwd":
             step = ms.jit(net) if compiled else net
-            return lambda: step(query, key, value).asnumpy()
+            return lambda: step(*inputs).asnumpy()
         step = ms.jit(_Step(net)) if compiled else _Step(net)
-        return lambda: [x.asnumpy() for x in step(query, key, value, *dout)]
+        return lambda: [x.asnumpy() for x in step(*inputs)]
 
     return implementation
+
+
+def _kernel(case: Case, dtype: str, direction: str, causal: bool):
+    """Ours with no MindSpore around it."""
+    if case.lengths:
+        raise NotOffered("no variable lengths")
+    query, *pairs, dout = (direct.stored(x, dtype) for x in _arrays(case))
+    layers = []
+    for key, value in zip(pairs[::2], pairs[1::2]):
+        layers.append(direct.Attention(dtype, layers[-1].out if layers else query, key, value,
+                                       (case.window, 0 if causal or case.window >= 0 else -1)))
+    layers[-1].dout[:] = dout
+
+    def step():
+        for layer in layers:
+            layer.forward()
+        if direction == "fwd":
+            return layers[-1].out
+        for layer, before in zip(layers[::-1], [*layers[-2::-1], None]):
+            layer.backward()
+            if before:
+                before.dout[:] = layer.grads[0]
+        return [layers[0].grads[0], *(x for layer in layers for x in layer.grads[1:])]
+
+    return step
 
 
 def _torch(case: Case, dtype: str, direction: str, causal: bool):
@@ -150,13 +186,18 @@ def _torch(case: Case, dtype: str, direction: str, causal: bool):
     dout = inputs.pop()
     bounds = list(itertools.accumulate(case.lengths, initial=0))
 
-    def forward(query, key, value):
+    def layer(query, key, value):
         options = {"is_causal": causal, "enable_gqa": case.heads != case.kv_heads}
         if not case.lengths:
             return attention(query, key, value, **options)
         parts = ([x[start:stop].transpose(0, 1)[None] for x in (query, key, value)]
                  for start, stop in zip(bounds, bounds[1:]))
         return torch.cat([attention(*part, **options)[0].transpose(0, 1) for part in parts])
+
+    def forward(query, *pairs):
+        for key, value in zip(pairs[::2], pairs[1::2]):
+            query = layer(query, key, value)
+        return query
 
     if direction == "fwd":
         def step():
@@ -168,12 +209,13 @@ def _torch(case: Case, dtype: str, direction: str, causal: bool):
     return lambda: torch.autograd.grad(forward(*inputs), inputs, dout)
 
 
-def _onnxruntime(graph):
-    """A model of one node, made by `graph(case, causal)`: (node, names and shapes of the inputs)."""
+def _onnxruntime(kind):
+    """A model of one node per call, made by `kind(case, causal)`: (shapes of query, key and value, make_node's
+    arguments)."""
 
     def implementation(case: Case, dtype: str, direction: str, causal: bool):
-        import onnx
         import onnxruntime
+        from onnx import helper
 
         if direction != "fwd":
             raise NotOffered("ONNX Runtime does not train here")
@@ -181,13 +223,15 @@ def _onnxruntime(graph):
             raise NotOffered("no variable lengths, no window")
         if dtype == "bfloat16":
             raise NotOffered("no bfloat16 in numpy, which its inputs are")
-        node, shapes = graph(case, causal)
-        kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-        value = lambda name, shape: onnx.helper.make_tensor_value_info(name, kind, shape)
-        inputs = [value(*item) for item in shapes.items()]
-        model = onnx.helper.make_model(
-            onnx.helper.make_graph([node], "attention", inputs, [value("out", None)]), ir_version=10,
-            opset_imports=[onnx.helper.make_opsetid(*opset) for opset in (("", 23), ("com.microsoft", 1))])
+        (query, *pair), node = kind(case, causal)
+        shapes = {"x0": query, **{f"{name}{i}": shape for i in range(case.calls) for name, shape in zip("kv", pair)}}
+        nodes = [helper.make_node(inputs=[f"x{i}", f"k{i}", f"v{i}"], outputs=[f"x{i + 1}"], **node)
+                 for i in range(case.calls)]
+        element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        values = [helper.make_tensor_value_info(name, element, shape)
+                  for name, shape in [*shapes.items(), (f"x{case.calls}", None)]]
+        model = helper.make_model(helper.make_graph(nodes, "attention", values[:-1], values[-1:]), ir_version=10,
+                                  opset_imports=[helper.make_opsetid(*x) for x in (("", 23), ("com.microsoft", 1))])
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = len(os.sched_getaffinity(0))
         options.log_severity_level = 4
@@ -201,28 +245,23 @@ def _onnxruntime(graph):
 
 def _multi_head(case, causal):
     """The contributed operator that its optimizer makes of transformers: (B, S, N * D), as many heads in key."""
-    import onnx
-
     if case.heads != case.kv_heads:
         raise NotOffered("no grouped heads")
-    rows = {"query": case.q_len, "key": case.kv_len, "value": case.kv_len}
-    shapes = {name: (case.batch, length, case.heads * case.head_dim) for name, length in rows.items()}
-    return onnx.helper.make_node("MultiHeadAttention", list(shapes), ["out"], domain="com.microsoft",
-                                 num_heads=case.heads, unidirectional=int(causal)), shapes
+    shapes = [(case.batch, length, case.heads * case.head_dim) for length in (case.q_len, case.kv_len, case.kv_len)]
+    return shapes, {"op_type": "MultiHeadAttention", "domain": "com.microsoft", "num_heads": case.heads,
+                    "unidirectional": int(causal)}
 
 
 def _standard(case, causal):
     """Attention of ai.onnx."""
-    import onnx
-
-    shapes = dict(zip(("query", "key", "value"), _shapes(case)))
-    return onnx.helper.make_node("Attention", list(shapes), ["out"], is_causal=int(causal)), shapes
+    return _shapes(case), {"op_type": "Attention", "is_causal": int(causal)}
 
 
 IMPLEMENTATIONS = {
     "ms_flash-jit": _mindspore(_Ours, compiled=True),
     "ms_flash-pynative": _mindspore(_Ours, compiled=False),
     "ms_flash-full": _mindspore(_OursFull, compiled=True),
+    "ms_flash-kernel": _kernel,
     "mindspore-op": _mindspore(_Operator, compiled=True),
     "mindspore-jit": _mindspore(_Naive, compiled=True),
     "mindspore-pynative": _mindspore(_Naive, compiled=False),

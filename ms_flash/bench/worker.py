@@ -2,8 +2,9 @@
 
 A request is {what: "time" or "memory", case: the fields of a Case, dtype, variants: [[direction, causal], ...],
 implementations, threads, seconds, rounds}. For each variant, a line "RESULT {...}" of the output holds its result by
-implementation: for "time" the seconds of each round, for "memory" MiB; an implementation that cannot run this has its
-error text there. With the times comes "limits": what the machine reached at most just then, FLOP/s and B/s.
+implementation: for "time" the seconds of a call in each round, for "memory" MiB; an implementation that cannot run this
+has its error text there. With the times comes "limits": what the machine reached at most in the same rounds, FLOP/s and
+B/s.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
+import math
 import os
 import re
 import statistics
@@ -22,6 +24,7 @@ from .. import library
 from .cases import Case
 
 MOST_ROUNDS = 50
+BURST = 0.02    # seconds
 SLOW, SLOW_ROUNDS = 2.0, 2  # who takes more than this many seconds runs so often: each run costs all others' time
 
 
@@ -43,7 +46,7 @@ def limit_threads(threads: int) -> None:
 
 
 def interleaved(steps: dict, seconds: float, rounds: int) -> dict:
-    """Seconds of each round for every step: one run of each per round, the first in turn.
+    """Seconds of each round for every step: each has a turn per round, the first in turn.
 
     Goes on for about `seconds`, but for `rounds` rounds at least. A slow step drops out after the first rounds.
     """
@@ -56,29 +59,42 @@ def interleaved(steps: dict, seconds: float, rounds: int) -> dict:
         for name in order:
             if done >= SLOW_ROUNDS and times[name][-1] > SLOW:
                 continue
-            begin = time.perf_counter()
-            steps[name]()
-            times[name].append(time.perf_counter() - begin)
+            times[name].append(_turn(steps[name]))
     return times
+
+
+def _turn(step):
+    """Seconds of a run: of one, or of as many as fill a burst, behind one that does not count. Thread pools of whoever
+    ran before wait actively for some milliseconds, on cores that this one needs."""
+    seconds = _elapsed(step, 1)
+    return seconds if seconds > BURST else _elapsed(step, math.ceil(BURST / seconds))
+
+
+def _elapsed(step, runs):
+    begin = time.perf_counter()
+    for _ in range(runs):
+        step()
+    return (time.perf_counter() - begin) / runs
 
 
 def measure_time(request: dict, direction: str, causal: bool) -> dict:
     """Seconds per round of every implementation that runs the request, the error text of the others."""
     from .peers import IMPLEMENTATIONS
 
-    steps, results = {}, {}
+    steps, results, case = {}, {}, Case(**request["case"])
     for name in request["implementations"]:
         try:
-            steps[name] = IMPLEMENTATIONS[name](Case(**request["case"]), request["dtype"], direction, causal)
+            steps[name] = IMPLEMENTATIONS[name](case, request["dtype"], direction, causal)
             steps[name]()  # compiles, fills the memory pools, starts the threads
         except Exception as error:  # what a peer raises for what it does not support is not ours to list
             results[name] = _short(error)
             steps.pop(name, None)
-    times = interleaved(steps, request["seconds"], request["rounds"])
-    native = library.load()
-    limits = {"flops": native.msflash_cpu_fma_peak, "bytes": native.msflash_cpu_read_bandwidth}
-    measured = {name: statistics.median(limit() for _ in range(3)) for name, limit in limits.items()}
-    return {**results, **times, "limits": measured}
+    native, limits = library.load(), {"flops": [], "bytes": []}
+    least = {"flops": lambda: limits["flops"].append(native.msflash_cpu_fma_peak()),
+             "bytes": lambda: limits["bytes"].append(native.msflash_cpu_read_bandwidth())}
+    times = interleaved({**steps, **least}, request["seconds"], request["rounds"])
+    times = {name: [seconds / case.calls for seconds in times[name]] for name in steps}
+    return {**results, **times, "limits": {name: statistics.median(found) for name, found in limits.items()}}
 
 
 def measure_memory(request: dict, direction: str, causal: bool) -> dict:
@@ -89,7 +105,7 @@ def measure_memory(request: dict, direction: str, causal: bool) -> dict:
     from .peers import IMPLEMENTATIONS
 
     (name,) = request["implementations"]
-    case = Case(**request["case"])
+    case = dataclasses.replace(Case(**request["case"]), calls=1)
     small = dataclasses.replace(case, batch=1, q_len=16, kv_len=16, lengths=(7, 9) if case.lengths else ())
     try:
         IMPLEMENTATIONS[name](small, request["dtype"], direction, causal)()

@@ -132,30 +132,18 @@ def best(site: Site, seconds: float) -> Found:
 
 
 def _step(site):
-    """Runs one forward, or one backward, and waits for it."""
-    import mindspore as ms
+    """Runs one forward, or one backward."""
     import numpy as np
 
-    from ..backends import BACKENDS
-    from ..spec import OPTIONS, SLOTS, Arg, AttentionSpec
+    from .. import direct
 
     rng = np.random.default_rng(0)
+    make = lambda rows: direct.stored(rng.standard_normal((1, site.heads, rows, site.head_dim), np.float32), site.dtype)
     queries = 1 if site.pass_ == "decode" else site.keys
-    make = lambda rows: ms.Tensor(rng.standard_normal((1, site.heads, rows, site.head_dim), np.float32)).astype(
-        getattr(ms, site.dtype))
-    inputs = [make(queries), make(site.keys), make(site.keys)] + [None] * (len(SLOTS) - 3)
-    args = tuple(None if x is None else Arg(x.shape, site.dtype) for x in inputs)
-    defaults = {"dropout_p": 0.0, "causal": False, "softcap": 0.0, "layout": "BNSD", "causal_align": "bottom_right",
-                "training": True, "deterministic": True, "precision_mode": "default"}
-    spec = AttentionSpec.parse("flash_attention", args, (-1, -1), tuple(defaults.get(name) for name in OPTIONS))
-    forward, backward = BACKENDS["cpu"].forward(spec), BACKENDS["cpu"].backward(spec)
-    out, lse, row_max, row_sum = forward(*inputs)
-    lse.asnumpy()
-    if site.pass_ != "backward":
-        return lambda: forward(*inputs)[1].asnumpy()
-    dout, dlse = make(queries), ms.ops.zeros_like(lse)
-    # the unused gradient of sinks is one number: waiting for it costs no copy
-    return lambda: backward(*inputs, out, row_max, row_sum, dout, dlse)[3].asnumpy()
+    attention = direct.Attention(site.dtype, make(queries), make(site.keys), make(site.keys))
+    attention.dout[:] = make(queries)
+    attention.forward()
+    return attention.backward if site.pass_ == "backward" else attention.forward
 
 
 def _shown(found):

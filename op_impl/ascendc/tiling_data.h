@@ -44,9 +44,9 @@ struct AttentionTiling {
   int64_t alibi_b;
   // K and V in caches, which hold k_len at most: of a sequence those keys count that it has, cache_seqlens and what
   // this call appends. In pages of `page_size` rows, if that is not 0, of which a sequence has `table_pitch` in the
-  // block table.
+  // block table; the cache has `pages` of them.
   int32_t cached, table_is_int64;
-  int64_t new_len, page_size, table_pitch;
+  int64_t new_len, page_size, pages, table_pitch;
   DataType sinks;  // of the sinks; none: no sinks
   int32_t alibi;
 };

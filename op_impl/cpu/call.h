@@ -55,6 +55,7 @@ struct Array {
   void* data;
   std::vector<int64_t> shape;
   DType dtype;
+  bool on_device = false;  // in memory that only a device's kernels read
 };
 
 // Runs one op. `params` holds the inputs (absent ones: data null) and then the outputs.

@@ -10,6 +10,7 @@
 #include "cpu/blocks.h"
 #include "cpu/forward_plan.h"
 #include "cpu/narrow.h"
+#include "cpu/prefetch.h"
 #include "cpu/threads.h"
 
 namespace {
@@ -41,20 +42,21 @@ class Forward {
 
   void run() {
     plan();
-    msf::run_tasks(int64_t(tasks_.size()), [this](int64_t i) { task(tasks_[i]); });
+    msf::run_tasks(int64_t(tasks_.size()), [this](int64_t i) { task(i); });
     if (slots_) msf::run_tasks(int64_t(tasks_.size()), [this](int64_t i) { merge(tasks_[i]); });
   }
 
  private:
   void plan() {
-    ForwardPlan plan = plan_forward(p_, block_m_, keys_per_part_);
+    ForwardPlan plan = plan_forward(p_, block_m_, keys_per_part_, threads_);
     tasks_.swap(plan.tasks);
     slots_ = plan.slots;
     slot_size_ = ForwardState<T>::elements(block_m_, p_.dv);
     parts_.resize(slots_ * slot_size_);
   }
 
-  void task(const ForwardTask& t) {
+  void task(int64_t index) {
+    const ForwardTask& t = tasks_[index];
     Rows rows;
     rows.fill(t.kv_head * p_.group(), p_.group(), t.row0, t.row1);
     const int64_t padded = round_up(rows.n, kLanes<T>);
@@ -74,14 +76,16 @@ class Forward {
     }
     // NaN or Inf in a value row that some query must not see would reach it as 0 * NaN. That shows in the output, so
     // the rare case is found there, and costs nothing where values are finite.
-    if (!attend<Guard::none>(t, rows, q, state, arena)) attend<Guard::zero_in_b>(t, rows, q, state, arena);
+    if (!attend<Guard::none>(index, rows, q, state, arena)) attend<Guard::zero_in_b>(index, rows, q, state, arena);
     if (t.parts == 1) finish(t, rows, state);
   }
 
   // false when the output holds a NaN or Inf
   template <Guard GUARD>
-  bool attend(const ForwardTask& t, const Rows& rows, const T* q, ForwardState<T>& state, Arena arena) {
+  bool attend(int64_t index, const Rows& rows, const T* q, ForwardState<T>& state, Arena arena) {
     constexpr int W = kLanes<T>, L = kTileLanes<T>;
+    const ForwardTask& t = tasks_[index];
+    Prefetch ahead;
     const Band band = p_.band(t.b);
     const int64_t dp = round_up(p_.d, W), dvp = round_up(p_.dv, W);
     T* k_buffer = arena.take<T>(block_n_ * dp);
@@ -101,6 +105,7 @@ class Forward {
       if (!narrow) {
         k = load_block(p_, p_.k, t.b, t.kv_head, j0, j1, p_.d, k_buffer);
         v = load_block(p_, p_.v, t.b, t.kv_head, j0, j1, p_.dv, v_buffer);
+        look_ahead(index, rows, j0, j1, &ahead);
       }
       for (int f = 0; f < rows.n; f += L) {
         const Tile tile = make_tile<T>(band, t.b, rows, f, j0, j1);
@@ -108,7 +113,7 @@ class Forward {
           if (narrow)
             narrow_score_product(p_, tile, t.kv_head, q, s);
           else
-            score_product(p_, tile, q + f * p_.d, k, s, tile.lanes);
+            score_product(p_, tile, q + f * p_.d, k, s, tile.lanes, ahead);
         };
         if (tile.hi <= tile.lo || !score_tile(p_, band, tile, s, tile.lanes, piece, multiply)) continue;
         alignas(64) T alpha[L];
@@ -125,10 +130,10 @@ class Forward {
           narrow_output_product<T, GUARD>(p_, tile, t.kv_head, s, state.o, alpha);
           continue;
         }
-        auto add = started[f / L] ? product<T, LaneTile, Side::columns, Start::scale, GUARD>
-                                  : product<T, LaneTile, Side::columns, Start::zero, GUARD>;
+        auto add = started[f / L] ? product<T, LaneTile, Side::columns, Start::scale, GUARD, Prefetch>
+                                  : product<T, LaneTile, Side::columns, Start::zero, GUARD, Prefetch>;
         add(p_.dv, tile.lanes / W, tile.hi - tile.lo, v.data + tile.lo * v.ld, v.ld, s + tile.lo * tile.lanes,
-            tile.lanes, state.o + f * p_.dv, tile.lanes, alpha);
+            tile.lanes, state.o + f * p_.dv, tile.lanes, alpha, ahead);
         started[f / L] = true;
       }
     }
@@ -140,6 +145,37 @@ class Forward {
       bad += x - x;
     }
     return sum_lanes<T>(bad) == T(0);
+  }
+
+  // What follows keys [j0, j1): the next ones; after the last ones, the rows of the output and the next task.
+  void look_ahead(int64_t index, const Rows& rows, int64_t j0, int64_t j1, Prefetch* ahead) const {
+    const ForwardTask& t = tasks_[index];
+    ahead->clear();
+    auto keys = [&](const ForwardTask& of, int64_t from) {
+      const int64_t to = std::min(of.key1, from + block_n_), size = msf::size_of(p_.k.dtype);
+      if (from >= to) return;
+      const int64_t rows = p_.key_run(from, to) - from;
+      ahead->add(p_.key_row(p_.k, of.b, of.kv_head, from), rows, p_.d * size, p_.k.s * size);
+      ahead->add(p_.key_row(p_.v, of.b, of.kv_head, from), rows, p_.dv * size, p_.v.s * size);
+    };
+    const int64_t group = p_.group();
+    auto queries = [&](const ForwardTask& of, const Tensor4& x, int64_t channels, bool write) {
+      const int64_t first = of.row0 / group, last = (of.row1 - 1) / group, size = msf::size_of(x.dtype);
+      for (int64_t h = 0; h < group; ++h)
+        ahead->add(x.row(of.b, of.kv_head * group + h, p_.seq[of.b].q_base + first), last + 1 - first, channels * size,
+                   x.s * size, write);
+    };
+    if (j1 < t.key1) {
+      keys(t, j1);
+    } else {
+      if (t.parts == 1) queries(t, p_.out, p_.dv, true);
+      const size_t next = size_t(index) + size_t(threads_);
+      if (next < tasks_.size()) {
+        queries(tasks_[next], p_.q, p_.d, false);
+        keys(tasks_[next], tasks_[next].key0);
+      }
+    }
+    ahead->spread((rows.n + kTileLanes<T> - 1) / kTileLanes<T> * ((j1 - j0) / LaneTile::R + p_.dv / LaneTile::R));
   }
 
   // Scores become probabilities relative to the running maximum; alpha rescales what was summed before.
@@ -254,7 +290,7 @@ class Forward {
   }
 
   const Problem& p_;
-  int64_t block_m_, block_n_, keys_per_part_, slots_ = 0, slot_size_ = 0;
+  int64_t block_m_, block_n_, keys_per_part_, threads_ = msf::num_threads(), slots_ = 0, slot_size_ = 0;
   std::vector<ForwardTask> tasks_;
   Buffer<T> parts_;
 };

@@ -17,11 +17,52 @@ struct ForwardTask {
 };
 
 struct ForwardPlan {
-  std::vector<ForwardTask> tasks;  // heavy ones first, so that the last to run are short
+  std::vector<ForwardTask> tasks;  // in the order in which they start
   int64_t slots = 0;               // places for parts to be merged
 };
 
-inline ForwardPlan plan_forward(const msf::Problem& p, int64_t block_m, int64_t keys_per_part) {
+// Tasks of the same keys and values follow each other, on a thread of their own while all take the same time, and find
+// them in its cache. The last ones, as much work as it takes to level what the threads have had by then, go by weight,
+// so that the last to run are short.
+inline void order_tasks(std::vector<ForwardTask>* tasks, int64_t threads) {
+  struct Group {
+    size_t first, count;
+    double cost;
+  };
+  std::stable_sort(tasks->begin(), tasks->end(), [](auto& x, auto& y) {
+    return x.b != y.b ? x.b < y.b : x.kv_head != y.kv_head ? x.kv_head < y.kv_head : x.cost > y.cost;
+  });
+  std::vector<Group> groups;
+  double heaviest = 0;
+  for (size_t i = 0; i < tasks->size(); ++i) {
+    const ForwardTask& t = (*tasks)[i];
+    if (!i || t.b != (*tasks)[i - 1].b || t.kv_head != (*tasks)[i - 1].kv_head) groups.push_back({i, 0, 0});
+    ++groups.back().count;
+    groups.back().cost += t.cost;
+    heaviest = std::max(heaviest, t.cost);
+  }
+  std::stable_sort(groups.begin(), groups.end(), [](auto& x, auto& y) { return x.cost > y.cost; });
+  size_t last = groups.size();
+  for (double level = 2 * double(threads) * heaviest; last && level > 0; level -= groups[last].cost) --last;
+
+  std::vector<ForwardTask> ordered;
+  for (size_t g = 0; g < last; g += size_t(threads)) {
+    const size_t end = std::min(last, g + size_t(threads));
+    size_t most = 0;
+    for (size_t i = g; i < end; ++i) most = std::max(most, groups[i].count);
+    for (size_t turn = 0; turn < most; ++turn)
+      for (size_t i = g; i < end; ++i)
+        if (turn < groups[i].count) ordered.push_back((*tasks)[groups[i].first + turn]);
+  }
+  const size_t by_weight = ordered.size();
+  for (size_t g = last; g < groups.size(); ++g)
+    ordered.insert(ordered.end(), tasks->begin() + ptrdiff_t(groups[g].first),
+                   tasks->begin() + ptrdiff_t(groups[g].first + groups[g].count));
+  std::stable_sort(ordered.begin() + ptrdiff_t(by_weight), ordered.end(), [](auto& x, auto& y) { return x.cost > y.cost; });
+  tasks->swap(ordered);
+}
+
+inline ForwardPlan plan_forward(const msf::Problem& p, int64_t block_m, int64_t keys_per_part, int64_t threads) {
   // Rows are cut into as many parts as they have thirty-seconds of all work, so no part is two of them, unless it is
   // shorter than two times keys_per_part. Counting blocks instead left a sequence of 16384 among 63 of 40 in one task:
   // 1.7 times an equal share with two threads.
@@ -54,7 +95,7 @@ inline ForwardPlan plan_forward(const msf::Problem& p, int64_t block_m, int64_t 
       if (parts > 1) plan.slots += parts;
     }
   });
-  std::stable_sort(plan.tasks.begin(), plan.tasks.end(), [](auto& x, auto& y) { return x.cost > y.cost; });
+  order_tasks(&plan.tasks, threads);
   return plan;
 }
 

@@ -164,7 +164,7 @@ class KvCache {
     const bool paged = spec_.has(kBlockTable);
     const int64_t blocks = paged ? params_[kBlockTable].shape[1] : 1, room = blocks * k_.length;
     if (paged) pages_.stride = blocks, pages_.size = k_.length, pages_.count = k_.batch;
-    if (!params_[kCacheLengths].data && q_.batch) return plan_for(room);
+    if (q_.batch && (!params_[kCacheLengths].data || params_[kCacheLengths].on_device)) return plan_for(room);
     const std::vector<int64_t> lengths = integers(params_[kCacheLengths]);
     for (int64_t b = 0; b < q_.batch; ++b) {
       const int64_t n = lengths[b];

@@ -68,38 +68,45 @@ struct ChannelTile {
 };
 #endif
 
-template <class T, int R, int NV, Side SIDE, Start START, Guard GUARD>
+template <class T, int R, int NV, Side SIDE, Start START, Guard GUARD, class BETWEEN>
 MSF_INLINE void strips(int64_t* m, int64_t M, int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, T* c,
-                       int64_t ldc, const T* alpha) {
-  for (; *m + R <= M; *m += R)
+                       int64_t ldc, const T* alpha, BETWEEN& between) {
+  for (; *m + R <= M; *m += R) {
     tile<T, R, NV, SIDE, START, GUARD>(K, SIDE == Side::rows ? a + *m * lda : a + *m, lda, b, ldb, c + *m * ldc, ldc,
                                        alpha);
+    between();
+  }
 }
 
-template <class T, class SHAPE, int NV, Side SIDE, Start START, Guard GUARD>
-void panel(int64_t M, int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, T* c, int64_t ldc, const T* alpha) {
+template <class T, class SHAPE, int NV, Side SIDE, Start START, Guard GUARD, class BETWEEN>
+void panel(int64_t M, int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, T* c, int64_t ldc, const T* alpha,
+           BETWEEN& between) {
   int64_t m = 0;
-  strips<T, SHAPE::R, NV, SIDE, START, GUARD>(&m, M, K, a, lda, b, ldb, c, ldc, alpha);
-  if constexpr (SHAPE::R > 4) strips<T, 4, NV, SIDE, START, GUARD>(&m, M, K, a, lda, b, ldb, c, ldc, alpha);
-  strips<T, 2, NV, SIDE, START, GUARD>(&m, M, K, a, lda, b, ldb, c, ldc, alpha);
-  strips<T, 1, NV, SIDE, START, GUARD>(&m, M, K, a, lda, b, ldb, c, ldc, alpha);
+  strips<T, SHAPE::R, NV, SIDE, START, GUARD>(&m, M, K, a, lda, b, ldb, c, ldc, alpha, between);
+  if constexpr (SHAPE::R > 4) strips<T, 4, NV, SIDE, START, GUARD>(&m, M, K, a, lda, b, ldb, c, ldc, alpha, between);
+  strips<T, 2, NV, SIDE, START, GUARD>(&m, M, K, a, lda, b, ldb, c, ldc, alpha, between);
+  strips<T, 1, NV, SIDE, START, GUARD>(&m, M, K, a, lda, b, ldb, c, ldc, alpha, between);
 }
 
-// M rows of `vectors` vectors each; any M, K >= 0 and vectors >= 0.
-template <class T, class SHAPE, Side SIDE, Start START, Guard GUARD>
+struct Nothing {
+  MSF_INLINE void operator()() const {}
+};
+
+// M rows of `vectors` vectors each; any M, K >= 0 and vectors >= 0. `between` is called after every few rows.
+template <class T, class SHAPE, Side SIDE, Start START, Guard GUARD, class BETWEEN = const Nothing>
 void product(int64_t M, int vectors, int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, T* c, int64_t ldc,
-             const T* alpha = nullptr) {
+             const T* alpha = nullptr, BETWEEN& between = Nothing()) {
   constexpr int W = kLanes<T>, N = SHAPE::NV;
   int v = 0;
   for (; v + N <= vectors; v += N, alpha += START == Start::scale ? N * W : 0)
-    panel<T, SHAPE, N, SIDE, START, GUARD>(M, K, a, lda, b + v * W, ldb, c + v * W, ldc, alpha);
+    panel<T, SHAPE, N, SIDE, START, GUARD>(M, K, a, lda, b + v * W, ldb, c + v * W, ldc, alpha, between);
   b += v * W;
   c += v * W;
   if constexpr (N > 3)
-    if (vectors - v == 3) panel<T, SHAPE, 3, SIDE, START, GUARD>(M, K, a, lda, b, ldb, c, ldc, alpha);
+    if (vectors - v == 3) panel<T, SHAPE, 3, SIDE, START, GUARD>(M, K, a, lda, b, ldb, c, ldc, alpha, between);
   if constexpr (N > 2)
-    if (vectors - v == 2) panel<T, SHAPE, 2, SIDE, START, GUARD>(M, K, a, lda, b, ldb, c, ldc, alpha);
-  if (vectors - v == 1) panel<T, SHAPE, 1, SIDE, START, GUARD>(M, K, a, lda, b, ldb, c, ldc, alpha);
+    if (vectors - v == 2) panel<T, SHAPE, 2, SIDE, START, GUARD>(M, K, a, lda, b, ldb, c, ldc, alpha, between);
+  if (vectors - v == 1) panel<T, SHAPE, 1, SIDE, START, GUARD>(M, K, a, lda, b, ldb, c, ldc, alpha, between);
 }
 
 }  // namespace

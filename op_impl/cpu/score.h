@@ -89,10 +89,12 @@ struct ScorePieces {
 };
 
 // s[j][lane] = k[j] . q[lane], the product of a tile; q is [channel][lanes], scaled.
-template <class T>
-void score_product(const Problem& p, const Tile& t, const T* q, const Block<T>& k, T* s, int64_t ld) {
+template <class T, class BETWEEN = const Nothing>
+void score_product(const Problem& p, const Tile& t, const T* q, const Block<T>& k, T* s, int64_t ld,
+                   BETWEEN& between = Nothing()) {
   product<T, LaneTile, Side::rows, Start::zero, Guard::none>(t.hi - t.lo, t.lanes / kLanes<T>, p.d,
-                                                             k.data + t.lo * k.ld, k.ld, q, t.lanes, s + t.lo * ld, ld);
+                                                             k.data + t.lo * k.ld, k.ld, q, t.lanes, s + t.lo * ld, ld,
+                                                             static_cast<const T*>(nullptr), between);
 }
 
 template <class F>

@@ -86,7 +86,7 @@ class Settings:
     """Settings of the twin and the tiling for the length of a `with` block."""
 
     DEFAULTS: ClassVar = {"soc": "910B3", "cores": 0, "effects": 1, "strict": 1, "reverse": 0, "block_m": 0,
-                          "stack_n": 0, "depth": 0, "atomic": 0}
+                          "stack_n": 0, "depth": 0, "atomic": 0, "on_device": 0}
 
     def __init__(self, **settings):
         self.settings = settings

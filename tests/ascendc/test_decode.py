@@ -101,6 +101,40 @@ def test_nan_in_a_token_reaches_those_who_see_it_and_nobody_else():
             np.testing.assert_array_equal(array, clean[name])
 
 
+WRONG = {"negative length": ("cache_seqlens", -1), "one token too many": ("cache_seqlens", "room"),
+         "length beyond 2^32": ("cache_seqlens", 1 << 40), "negative block": ("block_table", -1),
+         "the block behind the last": ("block_table", "room"), "block beyond 2^32": ("block_table", (1 << 40) + 1)}
+
+
+@pytest.mark.parametrize("sq", [1, 3])
+@pytest.mark.parametrize("name, block_size", [(n, s) for n in WRONG for s in (0, 16) if s
+                                              or WRONG[n][0] == "cache_seqlens"])
+def test_wrong_lengths_and_blocks_make_nan_of_their_sequence_and_harm_nothing(name, block_size, sq):
+    """On a device nobody looks at them before the kernel does. The second of three sequences is the wrong one."""
+    slot, value = WRONG[name]
+    case = draw(np.random.default_rng(len(name) + sq), "float16", block_size=block_size, length=[300, 40, 77], batch=3,
+                kv_heads=2, group=2, d=64, dv=64, sq=sq, new_len=sq, rotary=None, shared=False, num_splits=3 * (sq > 1),
+                sinks=sq > 1)
+    inputs = case.inputs
+    inputs["cache_seqlens"] = inputs["cache_seqlens"].astype(np.int64)
+    right, right_caches = kvcases.native_call(case, "BSND", ascend.raw_call)
+    if block_size:
+        inputs["block_table"] = inputs["block_table"].astype(np.int64)
+    room = len(inputs["k_cache"]) if slot == "block_table" else (
+        inputs["k_cache"].shape[2] * (inputs["block_table"].shape[1] if block_size else 1) - sq + 1)
+    wrong = room if value == "room" else value
+    inputs[slot][(1, 40 // 16) if slot == "block_table" else 1] = wrong    # the block that is appended to
+    with ascend.Settings(on_device=1):
+        got, caches = kvcases.native_call(case, "BSND", ascend.raw_call)
+    for result, array in got.items():
+        assert np.isnan(array[1].astype(np.float64)).all(), result
+        np.testing.assert_array_equal(array[[0, 2]], right[result][[0, 2]])
+    for cache, as_right, before in zip(caches, right_caches, (inputs["k_cache"], inputs["v_cache"])):
+        bits = lambda x: x.view(np.uint16)
+        written, expected = bits(cache) != bits(before), bits(as_right) != bits(before)
+        assert not (written & ~expected).any() and written.any() and (expected & ~written).any()
+
+
 def test_only_pages_in_use_are_read():
     """Bytes out of the caches: those of the tokens, each once for each of two KV heads."""
     case = draw(np.random.default_rng(3), "float16", length=[100, 10], **{**LONG, "batch": 2}, window=(-1, -1),

@@ -7,7 +7,7 @@ DecodePlan plan_decode(const Problem& given, const std::vector<Append>& appends,
                        const TilingChoice& choice) {
   // Nobody but the kernel knows the lengths: the plan is that of full caches
   Problem p = given;
-  p.max_k = p.pages ? p.pages.stride * p.pages.size : p.k_rows;
+  p.max_k = !p.pages ? p.k_rows : p.pages.count ? p.pages.stride * p.pages.size : 0;
   const std::vector<Sequence> full(size_t(p.batch), Sequence{0, 0, p.max_q, p.max_k});
   p.seq = full.data();
   DecodePlan plan;

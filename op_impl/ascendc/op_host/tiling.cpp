@@ -45,7 +45,7 @@ AttentionTiling attention_tiling(const Problem& p) {
   a.cached = p.cached, a.lengths_are_int64 = !p.cached || p.cache_lengths.dtype == DType::i64;
   a.guard = (p.mask && !p.has_fill) || p.bias || ((p.left >= 0 || p.right >= 0) && !sees_all_it_loads(a));
   a.table_is_int64 = p.block_table.dtype == DType::i64;
-  a.page_size = p.pages.size, a.table_pitch = p.pages.stride;
+  a.page_size = p.pages.size, a.pages = p.pages.count, a.table_pitch = p.pages.stride;
   a.d = int32_t(p.d), a.dv = int32_t(p.dv);
   a.left = p.left, a.right = p.right;
   a.bottom_right = p.bottom_right, a.varlen = p.varlen, a.bf16 = p.q.dtype == DType::bf16;

@@ -1,5 +1,5 @@
 // New rows of keys and values into their caches: what decoding does first. The vector cores copy, in chunks dealt out
-// in turn; nothing is computed.
+// in turn; nothing is computed. Rows without a place in the caches go nowhere.
 #pragma once
 #include "vector.h"
 
@@ -28,7 +28,9 @@ class CacheAppend {
     for (int64_t unit = AscendC::GetBlockIdx(); unit < units; unit += cores_) {
       const int64_t row = unit % chunks * chunk, h = unit / chunks % a_.kv_heads, b = unit / chunks / a_.kv_heads;
       const int32_t n = int32_t(a_.new_len - row < chunk ? a_.new_len - row : chunk);
-      const int64_t first = Cumulative(in_.cache_seqlens, a_.lengths_are_int64, b) + row;
+      const Sequence seq = SequenceOf(a_, in_, b);
+      if (seq.lost) continue;
+      const int64_t first = seq.k_len - a_.new_len + row;
       const LocalTensor<T> rows = Local<T>(TPosition::VECIN, slot_ * kBytes, kBytes);
       WaitFlag<HardEvent::MTE3_MTE2>(slot_);
       CopyIn(rows, Global<T>(from, b * x.b + h * x.h + row * x.s), x.s, n, channels, channels);
@@ -36,7 +38,7 @@ class CacheAppend {
       WaitFlag<HardEvent::MTE2_MTE3>(slot_);
       for (int32_t r = 0; r < n;) {
         const RowRun run = RunOf(a_, in_, y, a_.page_size, b, h, first + r, n - r);
-        CopyOut(Global<T>(cache, run.at), rows[r * channels], y.s, run.rows, channels, channels);
+        if (!run.lost) CopyOut(Global<T>(cache, run.at), rows[r * channels], y.s, run.rows, channels, channels);
         r += run.rows;
       }
       SetFlag<HardEvent::MTE3_MTE2>(slot_);

@@ -26,9 +26,11 @@ struct Inputs {
   Address cache_seqlens = nullptr, block_table = nullptr;
 };
 
-// One sequence of the batch: where its rows start and how many there are.
+// One sequence of the batch: where its rows start and how many there are. `lost`: it has a length that its cache has
+// no room for, and so no keys.
 struct Sequence {
   int64_t q_base, k_base, q_len, k_len;
+  bool lost = false;
 };
 
 __aicore__ inline int64_t Cumulative(Address cu, int32_t is_int64, int64_t i) {
@@ -43,26 +45,34 @@ __aicore__ inline int64_t Cumulative(Address cu, int32_t is_int64, int64_t i) {
 }
 
 __aicore__ inline Sequence SequenceOf(const AttentionTiling& a, const Inputs& in, int64_t b) {
-  if (a.cached) return {0, 0, a.q_len, Cumulative(in.cache_seqlens, a.lengths_are_int64, b) + a.new_len};
+  if (a.cached) {
+    const int64_t before = Cumulative(in.cache_seqlens, a.lengths_are_int64, b);
+    const bool lost = before < 0 || before > a.k_len - a.new_len;
+    return {0, 0, a.q_len, lost ? 0 : before + a.new_len, lost};
+  }
   if (!a.varlen) return {0, 0, a.q_len, a.k_len};
   const int64_t q0 = Cumulative(in.cu_q, a.lengths_are_int64, b), k0 = Cumulative(in.cu_k, a.lengths_are_int64, b);
   return {q0, k0, Cumulative(in.cu_q, a.lengths_are_int64, b + 1) - q0,
           Cumulative(in.cu_k, a.lengths_are_int64, b + 1) - k0};
 }
 
-// Rows of K or V that lie one row stride apart.
+// Rows of K or V that lie one row stride apart. `lost`: their page is none of the cache's; `at` is in another one.
 struct RowRun {
   int64_t at;  // the first one's element
   int32_t rows;
+  bool lost = false;
 };
 
-// The rows of a sequence's KV head from `row` on, at most n: with pages, up to the end of the page.
+// The rows of a sequence's KV head from `row` on, at most n: with pages, up to the end of the page. In a graph nobody
+// looks at lengths and pages before the kernel does.
 __aicore__ inline RowRun RunOf(const AttentionTiling& a, const Inputs& in, const TensorLayout& x, int64_t page_size,
                                int64_t b, int64_t h, int64_t row, int32_t n) {
   if (!page_size) return {x.offset + b * x.b + h * x.h + row * x.s, n};
   const int64_t page = Cumulative(in.block_table, a.table_is_int64, b * a.table_pitch + row / page_size),
                 first = row % page_size;
-  return {page * x.b + h * x.h + first * x.s, int32_t(page_size - first < n ? page_size - first : n)};
+  const bool lost = page < 0 || page >= a.pages;
+  return {(lost ? 0 : page) * x.b + h * x.h + first * x.s, int32_t(page_size - first < n ? page_size - first : n),
+          lost};
 }
 
 struct Sequences {

@@ -227,30 +227,44 @@ class ForwardVector {
     pieces_.SetUp(t_.a, in_, t_.ub.tile, t_.ub.plane, t_.ub.scratch, t_.ub.index, t_.stack_n * 4, 2);
   }
 
+  // Whether keys of the stack have a page that is none of the cache's: its rows become NaN, like those of a sequence
+  // without a length.
+  __aicore__ inline bool Lost(const Stack& s) const {
+    if (!t_.a.page_size) return false;
+    const int64_t head = s.head / t_.a.group;
+    for (int32_t r = 0; r < s.keys;) {
+      const RowRun run = RunOf(t_.a, in_, t_.a.k, t_.a.page_size, s.item.batch, head, s.key0 + r, s.keys - r);
+      if (run.lost) return true;
+      r += run.rows;
+    }
+    return false;
+  }
+
   // P = exp(S - m), the row statistics, and what the sums so far have to be multiplied with
   __aicore__ inline void Softmax(const Stack& s, int64_t turn) {
+    const Sequence seq = SequenceOf(t_.a, in_, s.item.batch);
     if (!s.keys) {
-      AscendC::Duplicate(RowMax(turn), kLowest, kLanes);
+      AscendC::Duplicate(RowMax(turn), seq.lost ? kNaN : kLowest, kLanes);
       AscendC::Duplicate(RowSum(turn), 0.0f, kLanes);
       return;
     }
     const TileRows rows(s, t_.pack);
     const Share share = ShareOf(rows.count, AscendC::GetSubBlockIdx());
-    const Sequence seq = SequenceOf(t_.a, in_, s.item.batch);
+    const bool lost = Lost(s);
     const Band band(seq.q_len, seq.k_len, t_.a.left, t_.a.right, t_.a.bottom_right);
     const int32_t width = PaddedWidth(s.keys), step = Min(t_.ub.tile / 4 / width, kLanes);
     AscendC::CrossCoreWaitFlag(kScoreReady);
     for (int32_t r = 0; r < share.count; r += step) {
       ScoreTile tile{s.item.batch, share.first + r, Min(step, share.count - r), 0, s.key0, s.keys, width};
       tile.padded = Align(tile.count, 8);
-      SoftmaxTile(tile, rows, band, turn, r, s.first);
+      SoftmaxTile(tile, rows, band, turn, r, s.first, lost);
     }
     AscendC::CrossCoreSetFlag<2, PIPE_MTE3>(kProbReady);
   }
 
   // Rows [r, ...) of this core's share.
   __aicore__ inline void SoftmaxTile(const ScoreTile& tile, const TileRows& rows, const Band& band, int64_t turn,
-                                     int32_t r, bool first) {
+                                     int32_t r, bool first, bool lost) {
     const int32_t n = tile.padded, width = tile.width;
     const LocalTensor<float> row_max = RowMax(turn)[r], row_sum = RowSum(turn)[r], alpha = Alpha(turn)[r];
     const LocalTensor<float> s = input_.WaitEmpty<float>();
@@ -267,6 +281,11 @@ class ForwardVector {
       AscendC::Max(row_max, row_max, RowMax(turn - 1)[r], n);
       AscendC::PipeBarrier<PIPE_V>();
       AscendC::Sub(alpha, RowMax(turn - 1)[r], row_max, n);
+    }
+    if (lost) {
+      AscendC::PipeBarrier<PIPE_V>();
+      AscendC::Duplicate(row_max, kNaN, n);
+      AscendC::PipeBarrier<PIPE_V>();
     }
     Spread(spread_, row_max, n);
     AscendC::PipeBarrier<PIPE_V>();
@@ -321,7 +340,8 @@ class ForwardVector {
         AscendC::PipeBarrier<PIPE_V>();
       }
     } else {
-      AscendC::Duplicate(acc_, 0.0f, Align(share.count, 8) * dv);
+      const bool lost = SequenceOf(t_.a, in_, s.item.batch).lost;
+      AscendC::Duplicate(acc_, lost ? kNaN : 0.0f, Align(share.count, 8) * dv);
       AscendC::PipeBarrier<PIPE_V>();
     }
     if (!s.last || !share.count) return;

@@ -6,7 +6,7 @@
 namespace msf {
 
 constexpr float kLowest = -3.402823466e+38f;  // the lowest finite float32: a maximum that any score reaches
-constexpr float kMinusInf = -__builtin_inff();
+constexpr float kMinusInf = -__builtin_inff(), kNaN = __builtin_nanf("");
 
 __aicore__ inline uint64_t LanesFrom(int32_t first, int32_t end) {  // bits [first, end) of 64
   const uint64_t below = end >= kLanes ? ~uint64_t(0) : (uint64_t(1) << end) - 1;

@@ -8,6 +8,7 @@
 
 #include "ascendc/twin_lib/block.h"
 #include "ascendc/twin_lib/decode.h"
+#include "ascendc/twin_lib/launching.h"
 #include "ascendc/twin_lib/run.h"
 #include "cpu/address.h"
 #include "cpu/call.h"
@@ -56,7 +57,7 @@ int guarded(F f) {
 std::vector<Array> arrays_of(int nparam, void** params, int* ndims, int64_t** shapes, const char** dtypes) {
   std::vector<Array> arrays(nparam);
   for (int i = 0; i < nparam; ++i)
-    arrays[i] = {params[i], std::vector<int64_t>(shapes[i], shapes[i] + ndims[i]), dtype_of(dtypes[i])};
+    arrays[i] = {params[i], std::vector<int64_t>(shapes[i], shapes[i] + ndims[i]), dtype_of(dtypes[i]), on_device()};
   return arrays;
 }
 

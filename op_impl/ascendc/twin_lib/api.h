@@ -38,6 +38,7 @@ MSF_EXPORT const char* msflash_ascend_plan(const char* op, const char* spec, int
 
 // "soc" (910B1 to 910B4), "cores" (0: the chip's), "effects" (0: only the cycle model runs), "strict" (1: dependences
 // within a pipe are checked), "reverse" (1: cores take turns in reverse order), "block_m", "stack_n", "depth",
+// "on_device" (1: lengths and blocks of caches are looked at by the kernel alone, as on a device),
 // "atomic" (1: the backward adds atomically from all cores). For the cycle model alone, which shows what they are
 // worth: "serial" (1: the cube waits for the vectors), "single_buffer" (1: one buffer in L1 for K and V, one for P).
 // For all threads.

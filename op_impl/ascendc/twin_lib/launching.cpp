@@ -14,7 +14,7 @@ namespace {
 
 struct Settings {
   Soc soc = soc_by_name("910B3");
-  bool effects = true, strict = true, reverse = false;
+  bool effects = true, strict = true, reverse = false, on_device = false;
   TilingChoice choice;
 };
 Settings settings;
@@ -114,6 +114,8 @@ void configure(const std::string& key, const std::string& value) {
     settings.strict = number(key, value) != 0;
   else if (key == "reverse")
     settings.reverse = number(key, value) != 0;
+  else if (key == "on_device")
+    settings.on_device = number(key, value) != 0;
   else if (key == "atomic")
     c.atomic = number(key, value) != 0;
   else if (key == "serial")
@@ -129,6 +131,8 @@ void configure(const std::string& key, const std::string& value) {
   else
     throw std::invalid_argument("there is no setting '" + key + "'.");
 }
+
+bool on_device() { return settings.on_device; }
 
 const std::string& last_report() { return report_text; }
 

@@ -11,6 +11,7 @@ namespace msf {
 const Soc& soc();
 TilingChoice chosen(const Problem& p, bool backward);
 ms_twin::Options options(int32_t cores);
+bool on_device();  // the setting: values that decide where a kernel reads and writes are not looked at before it runs
 
 // Keeps the report; throws if the twin found fault.
 void finish(const char* kernel, const ms_twin::Report& report);
