@@ -28,15 +28,15 @@ def plan(tmp_path_factory):
     native_plan = ctypes.CDLL(str(library)).plan
     native_plan.restype = ctypes.c_int64
 
-    def call(q_lens, k_lens, heads=1, kv_heads=1, right=-1, splits=0):
+    def call(q_lens, k_lens, heads=1, kv_heads=1, right=-1, splits=0, threads=2):
         room = 20000
         fields, costs = np.full((room, len(FIELDS)), -7, np.int64), np.full(room, np.nan)
         numbers = lambda x: np.ascontiguousarray(x, np.int64).ctypes.data_as(ctypes.c_void_p)
         i64 = ctypes.c_int64
         q_lens, k_lens = np.array(q_lens, np.int64), np.array(k_lens, np.int64)
         count = native_plan(i64(len(q_lens)), numbers(q_lens), numbers(k_lens), i64(heads), i64(kv_heads), i64(right),
-                            i64(splits), i64(BLOCK_M), i64(KEYS_PER_PART), i64(room), numbers(fields),
-                            costs.ctypes.data_as(ctypes.c_void_p))
+                            i64(splits), i64(BLOCK_M), i64(KEYS_PER_PART), i64(threads), i64(room),
+                            numbers(fields), costs.ctypes.data_as(ctypes.c_void_p))
         assert count <= room
         return [{**dict(zip(FIELDS, row)), "cost": cost} for row, cost in zip(fields[:count].tolist(), costs.tolist())]
 
@@ -60,8 +60,24 @@ RAGGED = {"one long among short": [16384] + [40] * 63, "one long among few": [81
 @pytest.mark.parametrize("threads", [2, 3, 4, 8])
 @pytest.mark.parametrize("lengths", RAGGED.values(), ids=RAGGED)
 def test_a_ragged_batch_of_decoding_is_shared_out_by_work(plan, lengths, threads, kv_heads):
-    tasks = plan([1] * len(lengths), lengths, 4 * kv_heads, kv_heads)
+    tasks = plan([1] * len(lengths), lengths, 4 * kv_heads, kv_heads, threads=threads)
     assert busiest(tasks, threads) < 1.25
+
+
+@pytest.mark.parametrize("heads, length", [(8, 512), (8, 1024), (8, 4096), (32, 1024), (3, 3333), (1, 5000)])
+@pytest.mark.parametrize("right", [-1, 0])
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_a_dense_batch_is_shared_out_by_work_and_each_thread_stays_with_its_keys(plan, heads, length, right, threads):
+    tasks = plan([length], [length], heads, heads, right, threads=threads)
+    assert busiest(tasks, threads) < 1.1 + 0.25 * (threads == 8)
+    heaviest, rest, changes = max(task["cost"] for task in tasks), sum(task["cost"] for task in tasks), 0
+    of_head = rest / heads
+    for before, task in zip(tasks, tasks[threads:]):
+        rest -= before["cost"]
+        if rest < 2 * threads * heaviest + (threads + 1) * of_head:
+            break   # from here on by weight
+        changes += before["head"] != task["head"]
+    assert changes <= heads
 
 
 def test_no_long_part_holds_more_than_two_shares(plan):
@@ -84,7 +100,6 @@ def test_tasks_cover_every_row_and_its_keys_once(plan, right, splits):
         batch, kv_heads, group = int(rng.integers(1, 6)), int(rng.integers(1, 3)), int(rng.integers(1, 4))
         q_lens, k_lens = rng.integers(0, 500, batch), rng.integers(0, 4000, batch)
         tasks = plan(q_lens, k_lens, kv_heads * group, kv_heads, right, splits)
-        assert [t["cost"] for t in tasks] == sorted((t["cost"] for t in tasks), reverse=True)
         slots = [t["slot"] for t in tasks if t["parts"] > 1]
         assert sorted(slots) == list(range(len(slots)))     # places of their own, without gaps
         blocks = {}

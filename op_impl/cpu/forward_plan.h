@@ -5,6 +5,7 @@
 // order. How many parts depends on the problem alone, so results are the same for any number of threads.
 #pragma once
 #include <algorithm>
+#include <cstddef>
 #include <vector>  // of types of this file only: see simd.h on names shared between builds
 
 #include "common/problem.h"

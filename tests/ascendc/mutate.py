@@ -172,6 +172,14 @@ def cache_problems():
             case = copy.deepcopy(case)
             case.inputs["v_cache"][case.inputs["block_table"][0, 90 // 32], :, 90 % 32] = np.nan
             yield Problem("decode nan", lambda case=case, call=call: call(case))
+        if name == "parts":
+            for slot, at, value in (("cache_seqlens", 0, 1 << 20), ("block_table", (0, 1), -1),
+                                    ("block_table", (0, 10), -1)):
+                wrong = copy.deepcopy(case)
+                wrong.options.update(num_splits=1, window_size=(-1, -1))     # the later block is in a later stack
+                wrong.inputs[slot][at] = value
+                wrong.inputs["k_cache"][0] = wrong.inputs["v_cache"][0] = 0     # read in its place
+                yield Problem(f"decode wrong {slot} {at}", lambda case=wrong, call=call: call(case), {"on_device": 1})
     rng = np.random.default_rng(0)
     for index, shape in enumerate([(3, 2, 2, 150, 64), (2, 1, 3, 70, 33), (2, 1, 2, 40, 256), (5, 1, 9, 1, 16)]):
         outs = rng.standard_normal(shape).astype(native.DTYPES[("float16", "bfloat16")[index % 2]])
