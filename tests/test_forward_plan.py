@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FIELDS = ("b", "head", "row0", "row1", "key0", "key1", "part", "parts", "slot")
-BLOCK_M, KEYS_PER_PART = 192, 512
+BLOCK_M, KEYS_PER_PART = 192, 1024
 
 
 @pytest.fixture(scope="session")

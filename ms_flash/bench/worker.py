@@ -24,7 +24,7 @@ from .. import library
 from .cases import Case
 
 MOST_ROUNDS = 50
-BURST = 0.02    # seconds
+BURST = 0.03    # seconds
 SLOW, SLOW_ROUNDS = 2.0, 2  # who takes more than this many seconds runs so often: each run costs all others' time
 
 
@@ -64,10 +64,14 @@ def interleaved(steps: dict, seconds: float, rounds: int) -> dict:
 
 
 def _turn(step):
-    """Seconds of a run: of one, or of as many as fill a burst, behind one that does not count. Thread pools of whoever
-    ran before wait actively for some milliseconds, on cores that this one needs."""
-    seconds = _elapsed(step, 1)
-    return seconds if seconds > BURST else _elapsed(step, math.ceil(BURST / seconds))
+    """Seconds of a run: of one, or of as many as fill a burst, behind half a burst that does not count: thread pools of
+    whoever ran before wait actively for some milliseconds, and the threads of this one have yet to find their cores."""
+    seconds, runs = _elapsed(step, 1), 1
+    if seconds > BURST:
+        return seconds
+    while seconds * runs < BURST / 2:
+        seconds, runs = _elapsed(step, 2 * runs), 2 * runs
+    return _elapsed(step, math.ceil(BURST / seconds))
 
 
 def _elapsed(step, runs):

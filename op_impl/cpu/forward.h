@@ -37,7 +37,9 @@ class Forward {
     const msf::Blocks tuned = msf::tuned_blocks(p, false);
     block_m_ = Band::clamp(round_up(first_set(p.block_m, tuned.rows, 192), kTileLanes<T>), kTileLanes<T>, kMaxRows);
     block_n_ = Band::clamp(round_up(first_set(p.block_n, tuned.keys, 128), 8), 8, 1024);
-    keys_per_part_ = first_set(0, tuned.keys_per_part, 512);
+    // decoding one query in caches of 1024 and 8192 tokens with head_dim 64: parts of 1024 keys, 6 to 9 % faster than
+    // 512
+    keys_per_part_ = first_set(0, tuned.keys_per_part, 1024);
   }
 
   void run() {

@@ -59,7 +59,8 @@ inline void order_tasks(std::vector<ForwardTask>* tasks, int64_t threads) {
   for (size_t g = last; g < groups.size(); ++g)
     ordered.insert(ordered.end(), tasks->begin() + ptrdiff_t(groups[g].first),
                    tasks->begin() + ptrdiff_t(groups[g].first + groups[g].count));
-  std::stable_sort(ordered.begin() + ptrdiff_t(by_weight), ordered.end(), [](auto& x, auto& y) { return x.cost > y.cost; });
+  std::stable_sort(ordered.begin() + ptrdiff_t(by_weight), ordered.end(),
+                   [](auto& x, auto& y) { return x.cost > y.cost; });
   tasks->swap(ordered);
 }
 
