@@ -20,7 +20,7 @@ from .runs import Runs
 
 COLUMNS = ("shape", "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "calls", "dtype",
            "direction", "causal", "threads", "peer", "ours_ms", "peer_ms", "ratio", "ratio_low", "ratio_high",
-           "of_limit", "ours_mib", "peer_mib", "memory_ratio", "note")
+           "limit_ms", "of_limit", "ours_mib", "peer_mib", "memory_ratio", "note")
 DTYPES = ("float32", "float16", "bfloat16")
 KERNEL = "ms_flash-kernel"
 _PLANS = {"fusion": fusion.FusionPlan, "onnx": OnnxPlan, "ascend-model": ascend_model.AscendModelPlan,
@@ -175,21 +175,23 @@ class Plan(Runs):
                 for (direction, causal), times in zip(variants, results):
                     head = {**{column: getattr(case, column) for column in COLUMNS[1:8]}, "shape": case.name,
                             "dtype": dtype, "direction": direction, "causal": int(causal), "threads": threads}
-                    limit = of_limit(case, dtype, direction, causal, times.pop(KERNEL), times.pop("limits", None))
+                    limit = limits_of(case, dtype, direction, causal, times.pop(KERNEL),
+                                      times.pop("limits", None))
                     for peer in self.peers_of(case, dtype):
-                        yield {**head, **compare(peer, times, memory[direction, causal]), "of_limit": limit}
+                        yield {**head, **compare(peer, times, memory[direction, causal]), **limit}
 
 
-def of_limit(case: Case, dtype: str, direction: str, causal: bool, kernel, limits):
-    """Percent that our kernels alone reach of what the machine can do at most: multiplications with addition, or for a
-    single query, which waits for memory, reading of keys and values. ``None`` where they were not measured alone."""
-    if isinstance(kernel, str):
-        return None
+def limits_of(case: Case, dtype: str, direction: str, causal: bool, kernel, limits) -> dict:
+    """What the machine could do at best: multiplications with addition, or for a single query, which waits for memory,
+    reading of keys and values. In milliseconds, and our kernels alone in percent of it."""
+    if limits is None:
+        return {}
     if case.q_len == 1:
         least = case.read_bytes(4 if dtype == "float32" else 2) / limits["bytes"]
     else:
         least = case.flops(direction, causal) / limits["flops"]
-    return round(100 * least / statistics.median(kernel), 1)
+    reached = None if isinstance(kernel, str) else round(100 * least / statistics.median(kernel), 1)
+    return {"limit_ms": round(1e3 * least, 3), "of_limit": reached}
 
 
 def compare(peer: str, times: dict, memory: dict) -> dict:
@@ -234,8 +236,10 @@ def judge(rows: list):
                 met += 1
             else:
                 what = " ".join(str(row[column]) for column in ("shape", "dtype", "direction"))
+                best = f", at the limit {row['peer_ms'] / row['limit_ms']:.2f}" if target.column == "ratio" and row[
+                    "limit_ms"] else ""
                 yield (f"missed: {target.text}: {what}{' causal' * row['causal']}, {row['threads']} threads, "
-                       f"{row['peer']}: {target.column} {value}, at least {target.least}")
+                       f"{row['peer']}: {target.column} {value}, at least {target.least}{best}")
     yield f"targets met: {met} / {total}"
 
 

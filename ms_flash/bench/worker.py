@@ -98,7 +98,9 @@ def measure_time(request: dict, direction: str, causal: bool) -> dict:
              "bytes": lambda: limits["bytes"].append(native.msflash_cpu_read_bandwidth())}
     times = interleaved({**steps, **least}, request["seconds"], request["rounds"])
     times = {name: [seconds / case.calls for seconds in times[name]] for name in steps}
-    return {**results, **times, "limits": {name: statistics.median(found) for name, found in limits.items()}}
+    # the upper quartile: a limit is what can be reached, though not in every phase of a shared machine
+    limits = {name: statistics.quantiles(found, n=4, method="inclusive")[2] for name, found in limits.items()}
+    return {**results, **times, "limits": limits}
 
 
 def measure_memory(request: dict, direction: str, causal: bool) -> dict:
