@@ -105,6 +105,12 @@ struct keep8 {
 
 template <int N>
 MSF_INLINE vec<float, N> widen(const bf16* p) {
+#if defined(__AVX512F__)
+  if constexpr (N == 16) {  // GCC 12 widens the halves of a vector one after the other, and puts them together
+    auto r = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16);
+    return reinterpret_cast<vec<float, N>&>(r);
+  }
+#endif
   vec<uint16_t, N> h = load<uint16_t, N>(reinterpret_cast<const uint16_t*>(p));
   vec<uint32_t, N> w = __builtin_convertvector(h, vec<uint32_t, N>) << 16;
   return reinterpret_cast<vec<float, N>&>(w);
@@ -157,6 +163,12 @@ MSF_INLINE void narrow(bf16* p, vec<float, N> v) {
   U rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16,
     quiet = (u >> 16) | 0x40u;  // round to nearest even; NaN stays NaN
   U r = v == v ? rounded : quiet;
+#if defined(__AVX512F__)
+  if constexpr (N == 16) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(reinterpret_cast<__m512i&>(r)));
+    return;
+  }
+#endif
   store<uint16_t, N>(reinterpret_cast<uint16_t*>(p), __builtin_convertvector(r, vec<uint16_t, N>));
 }
 
