@@ -173,8 +173,8 @@ class Forward {
       if (t.parts == 1) queries(t, p_.out, p_.dv, true);
       const size_t next = size_t(index) + size_t(threads_);
       if (next < tasks_.size()) {
-        queries(tasks_[next], p_.q, p_.d, false);
         keys(tasks_[next], tasks_[next].key0);
+        queries(tasks_[next], p_.q, p_.d, false);
       }
     }
     ahead->spread((rows.n + kTileLanes<T> - 1) / kTileLanes<T> * ((j1 - j0) / LaneTile::R + p_.dv / LaneTile::R));
@@ -292,7 +292,7 @@ class Forward {
   }
 
   const Problem& p_;
-  int64_t block_m_, block_n_, keys_per_part_, threads_ = msf::num_threads(), slots_ = 0, slot_size_ = 0;
+  int64_t block_m_, block_n_, keys_per_part_, threads_ = std::max(1, msf::num_threads()), slots_ = 0, slot_size_ = 0;
   std::vector<ForwardTask> tasks_;
   Buffer<T> parts_;
 };

@@ -26,6 +26,7 @@ struct ForwardPlan {
 // them in its cache. The last ones, as much work as it takes to level what the threads have had by then, go by weight,
 // so that the last to run are short.
 inline void order_tasks(std::vector<ForwardTask>* tasks, int64_t threads) {
+  threads = std::max<int64_t>(threads, 1);
   struct Group {
     size_t first, count;
     double cost;

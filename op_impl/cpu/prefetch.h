@@ -13,7 +13,7 @@ class Prefetch {
   void add(const char* first, int64_t rows, int64_t bytes, int64_t pitch, bool write = false) {
     if (rows <= 0 || ranges_ == kMost) return;
     if (pitch == bytes) bytes *= rows, rows = 1;
-    range_[ranges_++] = {first, first, rows, bytes, pitch, write};
+    range_[ranges_++] = {uintptr_t(first), uintptr_t(first), rows, bytes, pitch, write};
     lines_ += rows * ((bytes + kLine - 1) / kLine);
   }
 
@@ -24,11 +24,11 @@ class Prefetch {
     for (int i = 0; i < step_ && current_ < ranges_; ++i) {
       Range& r = range_[current_];
       if (r.write)
-        __builtin_prefetch(r.at, 1, 2);
+        __builtin_prefetch(reinterpret_cast<const char*>(r.at), 1, 2);
       else
-        __builtin_prefetch(r.at, 0, 2);
+        __builtin_prefetch(reinterpret_cast<const char*>(r.at), 0, 2);
       r.at += kLine;
-      if (r.at < r.row + r.bytes) continue;
+      if (r.at < r.row + uintptr_t(r.bytes)) continue;
       r.row += r.pitch;
       r.at = r.row;
       if (--r.rows == 0) ++current_;
@@ -36,10 +36,10 @@ class Prefetch {
   }
 
  private:
-  static constexpr int kMost = 8;
+  static constexpr int kMost = 24;
   static constexpr int64_t kLine = 64;
   struct Range {
-    const char *row, *at;
+    uintptr_t row, at;
     int64_t rows, bytes, pitch;
     bool write;
   };
