@@ -87,8 +87,8 @@ def flash_attention_with_kvcache(query, k_cache, v_cache, k=None, v=None, *, cac
             sequence does not fit its cache or the rotary table, a block does not exist, a block to append to is used
             twice, or the backend is not available. The cache is as it was.
         RuntimeError: If lengths or blocks are wrong in a graph, where only the op sees them (the cache is as it was),
-            or if a gradient is asked for. MindSpore does not run that compiled graph again. On Ascend nobody sees them
-            in a graph: they have to be right.
+            or if a gradient is asked for. MindSpore does not run that compiled graph again. On Ascend the kernel
+            sees them in a graph, and makes the rows and LSE of the sequence NaN.
 
     Supported Platforms:
         ``Ascend`` (sources, unproven) / ``CPU``

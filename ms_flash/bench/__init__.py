@@ -175,10 +175,13 @@ class Plan(Runs):
                 for (direction, causal), times in zip(variants, results):
                     head = {**{column: getattr(case, column) for column in COLUMNS[1:8]}, "shape": case.name,
                             "dtype": dtype, "direction": direction, "causal": int(causal), "threads": threads}
-                    limit = limits_of(case, dtype, direction, causal, times.pop(KERNEL),
-                                      times.pop("limits", None))
+                    kernel = times.pop(KERNEL)
+                    limit = limits_of(case, dtype, direction, causal, kernel, times.pop("limits", None))
                     for peer in self.peers_of(case, dtype):
-                        yield {**head, **compare(peer, times, memory[direction, causal]), **limit}
+                        row = {**head, **compare(peer, times, memory[direction, causal]), **limit}
+                        if isinstance(kernel, str):
+                            row["note"] = "; ".join(filter(None, [row["note"], f"{KERNEL}: {kernel}"]))
+                        yield row
 
 
 def limits_of(case: Case, dtype: str, direction: str, causal: bool, kernel, limits) -> dict:

@@ -3,8 +3,8 @@
 A request is {what: "time" or "memory", case: the fields of a Case, dtype, variants: [[direction, causal], ...],
 implementations, threads, seconds, rounds}. For each variant, a line "RESULT {...}" of the output holds its result by
 implementation: for "time" the seconds of a call in each round, for "memory" MiB; an implementation that cannot run this
-has its error text there. With the times comes "limits": what the machine reached at most in the same rounds, FLOP/s and
-B/s.
+has its error text there. With the times comes "limits": what the machine reached in a quarter of the same rounds,
+FLOP/s and B/s.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 namespace msf {
 
-int num_threads();  // 0: not known, the host of the library has threads of its own
+int num_threads();            // 0: not known, the host of the library has threads of its own
 void set_num_threads(int n);  // n <= 0: as many as the machine gives this process
 
 // Runs body(context, i) for every i in [0, n), each once, in rising order of start. The caller works too. Which thread
