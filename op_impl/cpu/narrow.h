@@ -38,7 +38,7 @@ constexpr int narrow_lane(int i) {
 
 // Rows that are read next, fetched while others are worked on: both products wait for memory, and a stream that starts
 // anew every block is beyond the hardware's prefetcher (measured: float16 6.3 to 8.5 GB/s with one thread). Into the
-// second-level cache: a block of rows does not fit the first (4 to 15 % slower with head_dim 128, AVX-512).
+// second-level cache: a block of rows does not fit the first (up to 15 % slower with head_dim 128, AVX-512).
 struct Ahead {
   uintptr_t first;
   int64_t stride, bytes;  // bytes = 0: nothing
